@@ -111,7 +111,7 @@ class Cluster:
     def run(self, left: int = 0) -> None:
         """Let the workers run tasks until at most `left` tasks wait in the queue; if `left` is -1,
         until all tasks have ended."""
-        while self._reports and (left < 0 or self.broker.dispatch.queued > left):
+        while self._reports and (left < 0 or self.broker.dispatch.placement.queued > left):
             self.now, _, worker = heapq.heappop(self._reports)
             self._report(worker)
 

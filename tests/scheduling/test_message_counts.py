@@ -160,7 +160,12 @@ def test_nothing_is_left_of_work_whose_results_were_taken(wired: Wired) -> None:
     (session,) = dispatch.sessions.values()
     assert (coordinator.unfinished, coordinator.queued) == (0, 0)
     assert not any((coordinator.works, coordinator._unsent))  # reach: a leak shows nowhere else
-    assert (dispatch.queued, session.queued, session.outstanding, len(session.held)) == (0, 0, 0, 0)
+    assert (dispatch.placement.queued, session.queued, session.outstanding, len(session.held)) == (
+        0,
+        0,
+        0,
+        0,
+    )
     for hands in dispatch.loads.values():
         assert not any((hands.leases, hands.held, hands.steals))
     for worker in wired.workers.values():

@@ -77,6 +77,7 @@ from zmqdist.transport.channel import Channel
 from zmqdist.transport.connection_snapshots import ClientSnapshot
 from zmqdist.transport.endpoint import strip_scheme
 from zmqdist.transport.security import ClientSecurity, client_security
+from zmqdist.transport.transfers import Source
 from zmqdist.wire.headers import decode_items
 from zmqdist.wire.hello import our_hello
 
@@ -263,6 +264,23 @@ async def ended(channel: Channel, call: ClientCall) -> None:
     except asyncio.CancelledError:
         channel.cancel(call)
         raise
+
+
+def call_into(
+    method: str, body: bytes, sources: Sequence[Source], due: float, out: Any
+) -> tuple[ClientCall, Callable[[ClientCall, str], Any]]:
+    """Return a call whose reply is received into the array `out`, and the function that reads its
+    value. If `out` is None, the value is in the structure that the remote function returned.
+
+    Raises:
+      InvalidArgumentError: `out` cannot receive an array.
+    """
+    call = ClientCall(method, body, sources, due)
+    if out is None:
+        return call, as_returned
+    output = OutputArray(out)
+    call.allocate = output.room
+    return call, output.read
 
 
 def outcome(call: ClientCall, address: str, read: Callable[[ClientCall, str], Any]) -> Any:
@@ -580,32 +598,22 @@ def _calls(
     name, check, count = info.name, _check(info), _count(info)
 
     def prepare(
-        args: tuple[Any, ...], named: dict[str, Any], timeout_in_ms: int, still: bool
-    ) -> ClientCall:
+        args: tuple[Any, ...], named: dict[str, Any], timeout_in_ms: int, out: Any, still: bool
+    ) -> tuple[ClientCall, Callable[[ClientCall, str], Any]]:
         due = due_after(timeout_in_ms, default_in_ms)
         if named or (count is not None and len(args) != count):
             check(args, named)
         body, parts = payload.pack(packed_arguments(args, named) if named else args)
-        return ClientCall(
-            name,
-            body,
-            snapshot(parts, lends=channel.shares_memory, still=still) if parts else (),
-            due,
-        )
+        sources = snapshot(parts, lends=channel.shares_memory, still=still) if parts else ()
+        return call_into(name, body, sources, due, out)
 
     def start(*args: Any, timeout_in_ms: int = 0, out: Any = None, **named: Any) -> StatusOrResult:
-        read = as_returned if out is None else (output := OutputArray(out)).read
-        call = prepare(args, named, timeout_in_ms, False)
-        if out is not None:
-            call.allocate = output.room
+        call, read = prepare(args, named, timeout_in_ms, out, False)
         channel.submit(call)
         return StatusOrResult(channel, call, read)
 
     def wait(*args: Any, timeout_in_ms: int = 0, out: Any = None, **named: Any) -> Any:
-        read = as_returned if out is None else (output := OutputArray(out)).read
-        call = prepare(args, named, timeout_in_ms, True)
-        if out is not None:
-            call.allocate = output.room
+        call, read = prepare(args, named, timeout_in_ms, out, True)
         try:
             channel.call_and_wait(call)
         except BaseException:
@@ -893,19 +901,13 @@ class ZmqClient(RpcClient):
             raise InvalidArgumentError(
                 "out and output_specs both decide the form of the value: give only one of them"
             )
-        output = None if out is None else OutputArray(out)
-        read = (
-            output.read
-            if output
-            else as_leaves
-            if output_specs is None
-            else as_specified(output_specs)
-        )
+        as_structure = as_leaves if output_specs is None else as_specified(output_specs)
         body, parts = payload.pack([] if args is None else payload.leaves(args))
         sources = snapshot(parts, lends=self._channel.shares_memory, still=False) if parts else ()
-        call = ClientCall(method_name, body, sources, due_after(timeout_in_ms, self._timeout_in_ms))
-        if output is not None:
-            call.allocate = output.room
+        due = due_after(timeout_in_ms, self._timeout_in_ms)
+        call, read = call_into(method_name, body, sources, due, out)
+        if out is None:
+            read = as_structure
         self._channel.submit(call)
         return StatusOrResult(self._channel, call, read)
 

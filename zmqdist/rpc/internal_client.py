@@ -24,11 +24,10 @@ from zmqdist import clock as time
 from zmqdist.errors import OpError, UnavailableError, from_code
 from zmqdist.messages import Call, Replies, Reply
 from zmqdist.rpc import payload
-from zmqdist.rpc.client import InternalResult, StatusOrResult, ZmqClient, as_returned, channel_of
+from zmqdist.rpc.client import InternalResult, StatusOrResult, ZmqClient, call_into, channel_of
 from zmqdist.rpc.handler_errors import code_and_message
 from zmqdist.rpc.methods import SERVER_INFO
-from zmqdist.rpc.payload import OutputArray, snapshot
-from zmqdist.transport.calls_machine import ClientCall
+from zmqdist.rpc.payload import snapshot
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.port_probe import connect_failure
 from zmqdist.transport.shm_pool import Block
@@ -104,13 +103,9 @@ def start_packed(
 ) -> StatusOrResult:
     """Call a method with arguments that `packed` has returned, without waiting for the reply.
     `start` describes the other parameters."""
-    call = ClientCall(method, body, sources, due)
+    call, read = call_into(method, body, sources, due, out)
     call.waits_for_server = waits_for_server
     call.bounded = False
-    read = as_returned
-    if out is not None:
-        output = OutputArray(out)
-        call.allocate, read = output.room, output.read
     channel = channel_of(client)
     channel.submit(call)
     return InternalResult(channel, call, read)

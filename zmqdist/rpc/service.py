@@ -21,8 +21,8 @@ Rules
 
 A PendingCall is a call whose method replies later, without occupying a thread meanwhile.
 
-BlockedHandlersLog warns when all handler threads are blocked, for instance because each handler
-calls its own server and waits for a free thread.
+The service warns when all handler threads are blocked, for instance because each handler calls its
+own server and waits for a free thread.
 
 The server's side of streams: the generators, each in a thread of its own, and the calls that
 fetch their items.
@@ -557,48 +557,6 @@ because the queue may have 65,536 calls."""
 NAME_WANTED: Final = "wanted identifiers joined by dots (zmqdist.* is reserved)"
 
 
-class BlockedHandlersLog:
-    """The warning for one pool of handler threads.
-
-    Attributes:
-      deadline: when to call `look` again. None means that a thread is free or no call waits.
-    """
-
-    def __init__(self, pool: HandlerPool) -> None:
-        self.deadline: float | None = None
-        self._pool = pool
-        self._detector = StallDetector()
-
-    def look(self, now: float, where: str) -> float | None:
-        """Log a warning if all handler threads have been blocked for too long.
-
-        Args:
-          where: the name of the server in the log line.
-
-        Returns:
-          The new `deadline`.
-        """
-        stuck, ended, running = self._pool.progress()
-        if self._detector.look(stuck, ended, now):
-            methods = Counter(_name_of(*work) for work in running).most_common(10)
-            log.warning(
-                "%s: all %d handler threads have been busy for %.0f s, none of their calls has "
-                "ended, and further calls wait. "
-                "Running: %s. A handler that calls its own server, directly or through another, "
-                "waits for a thread that it occupies "
-                "itself: call the function instead, register it with inline=True, or give the "
-                "server more threads "
-                "(threads_max). If the handlers are only slow, add threads or reduce the number "
-                "of callers",
-                where,
-                len(running),
-                STALL_S,
-                ", ".join(f"{name} ({count})" for name, count in methods),
-            )
-        self.deadline = self._detector.deadline
-        return self.deadline
-
-
 def _name_of(fn: Callable[..., None], args: tuple[Any, ...]) -> str:
     """Return the name of the method that a piece of the pool's work runs. The work is a call or a
     batch of calls."""
@@ -682,7 +640,7 @@ class RpcService:
         self._pool = HandlerPool(
             f"zmqdist-{name}-handler", threads_max, lambda: self.soon(self._let_in)
         )
-        self._blocked_log = BlockedHandlersLog(self._pool)
+        self._stall_detector = StallDetector()
         self._swept_at: dict[Peer, float] = {}
         self._replies: dict[Peer, list[Reply]] = {}
         self._reply_bytes = 0
@@ -1016,7 +974,7 @@ class RpcService:
             refused = self._pool.ready(peer, served, work, nbytes)
         if refused:
             self._finished(served, peer, no_room(served.id, refused), ())
-        elif self._pool.full and self._blocked_log.deadline is None:
+        elif self._pool.full and self._stall_detector.deadline is None:
             self._check_blocked()
 
     def _drop_unwanted(self, peer: Peer) -> bool:
@@ -1149,8 +1107,26 @@ class RpcService:
                 key(stopping())
 
     def _check_blocked(self) -> None:
-        deadline = self._blocked_log.look(self._loop.now(), self.where)
-        self._loop.set_timer(self._blocked_log, deadline, self._check_blocked)
+        """Log a warning if all handler threads have been blocked for too long."""
+        detector = self._stall_detector
+        stuck, ended, running = self._pool.progress()
+        if detector.look(stuck, ended, self._loop.now()):
+            methods = Counter(_name_of(*work) for work in running).most_common(10)
+            log.warning(
+                "%s: all %d handler threads have been busy for %.0f s, none of their calls has "
+                "ended, and further calls wait. "
+                "Running: %s. A handler that calls its own server, directly or through another, "
+                "waits for a thread that it occupies "
+                "itself: call the function instead, register it with inline=True, or give the "
+                "server more threads "
+                "(threads_max). If the handlers are only slow, add threads or reduce the number "
+                "of callers",
+                self.where,
+                len(running),
+                STALL_S,
+                ", ".join(f"{name} ({count})" for name, count in methods),
+            )
+        self._loop.set_timer(detector, detector.deadline, self._check_blocked)
 
     def _peer_gone(self, peer: Peer) -> None:
         self._pool.owner_lost(peer)

@@ -72,7 +72,7 @@ def test_every_simulated_task_is_done_once(workers: int, task_s: float) -> None:
     cluster = simulated.Cluster(workers, task_s)
     cluster.submit(500)
     cluster.run(-1)
-    assert (cluster.done, cluster.broker.dispatch.queued) == (500, 0)
+    assert (cluster.done, cluster.broker.dispatch.placement.queued) == (500, 0)
     assert not any(hands.leases for hands in cluster.broker.dispatch.loads.values())
 
 

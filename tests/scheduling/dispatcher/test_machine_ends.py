@@ -512,4 +512,4 @@ def test_work_whose_function_was_forgotten_has_ended_and_is_not_handed_out_again
     hear(broker, "c", Forget(1, [7]))
     assert [work for _, _, work, _ in given(worker(broker, slots=3))] == [3]
     (session,) = broker.dispatch.sessions.values()
-    assert (broker.dispatch.queued, session.queued, session.outstanding) == (0, 0, 1)
+    assert (broker.dispatch.placement.queued, session.queued, session.outstanding) == (0, 0, 1)

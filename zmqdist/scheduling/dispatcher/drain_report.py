@@ -65,59 +65,51 @@ class DrainReport:
     def losses(self) -> list[str]:
         """The losses for which the dispatcher refuses the drain, each as a sentence; empty if the
         drain loses nothing."""
-        stranded = [f"{each.job} ({each.mode})" for each in self.data if not each.moves]
-        sentences = []
-        if self.lost:
-            sentences.append(
-                _listed(
-                    self.lost, "kept value that has no lineage", "kept values that have no lineage"
-                )
-            )
-        if self.unknown:
-            silent = f"about which their programs said nothing within {DESCRIBED_S:g} s"
-            sentences.append(
-                f"{_count(self.unknown, 'kept value')} {silent}, so they may have no lineage"
-            )
-        if self.pinned:
-            only = f"that only {self.worker} may run"
-            sentences.append(_listed(self.pinned, f"function {only}", f"functions {only}"))
-        if stranded:
-            nobody_else = "whose rest no other worker reads"
-            sentences.append(
-                _listed(stranded, f"data task {nobody_else}", f"data tasks {nobody_else}")
-            )
-        return sentences
+        stranded = [f"{task.job} ({task.mode})" for task in self.data if not task.moves]
+        silent = f"about which their programs said nothing within {DESCRIBED_S:g} s"
+        only = f"that only {self.worker} may run"
+        values = _count(self.unknown, "kept value")
+        unknown = [f"{values} {silent}, so they may have no lineage"] if self.unknown else []
+        nobody_else = "whose rest no other worker reads"
+        return [
+            *_listed(
+                self.lost, "kept value that has no lineage", "kept values that have no lineage"
+            ),
+            *unknown,
+            *_listed(self.pinned, f"function {only}", f"functions {only}"),
+            *_listed(stranded, f"data task {nobody_else}", f"data tasks {nobody_else}"),
+        ]
 
     @property
     def lines(self) -> list[str]:
         """The sentences of the report, one for each kind of values, work or data tasks; empty if
         the worker has none."""
-        moved = [f"{each.job} ({each.mode})" for each in self.data if each.moves]
-        kept = "kept value with a lineage, computed again when it is needed"
-        every = "kept values with a lineage, computed again when they are needed"
-        sentences = [f"lost: {each}" for each in self.losses]
-        if self.recomputed:
-            sentences.append("recomputed: " + _listed(self.recomputed, kept, every))
-        if self.running:
-            sentences.append(
-                "finished within the grace, else run elsewhere: "
-                + _listed(self.running, "function")
-            )
-        if self.resources:
-            sentences.append(
-                "built again elsewhere, without its state: "
-                + _listed(self.resources, "per-worker resource")
-            )
-        if moved:
-            sentences.append("read on by other workers: " + _listed(moved, "data task"))
-        for moves, who in ((True, "other workers"), (False, "the next worker that joins")):
-            if streams := [
-                f"{each.path} (stream {each.stream})"
-                for each in self.streams
-                if each.moves == moves
-            ]:
-                sentences.append(f"continued by {who}: " + _listed(streams, "snapshot stream"))
-        return sentences
+        recomputed = _listed(
+            self.recomputed,
+            "kept value with a lineage, computed again when it is needed",
+            "kept values with a lineage, computed again when they are needed",
+        )
+        moved = [f"{task.job} ({task.mode})" for task in self.data if task.moves]
+        streams = {
+            moves: [
+                f"{stream.path} (stream {stream.stream})"
+                for stream in self.streams
+                if stream.moves == moves
+            ]
+            for moves in (True, False)
+        }
+        sentences = {
+            "lost": self.losses,
+            "recomputed": recomputed,
+            "finished within the grace, else run elsewhere": _listed(self.running, "function"),
+            "built again elsewhere, without its state": _listed(
+                self.resources, "per-worker resource"
+            ),
+            "read on by other workers": _listed(moved, "data task"),
+            "continued by other workers": _listed(streams[True], "snapshot stream"),
+            "continued by the next worker that joins": _listed(streams[False], "snapshot stream"),
+        }
+        return [f"{fate}: {text}" for fate, texts in sentences.items() for text in texts]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as a dict for the RPC reply, including the sentences of `lines` and
@@ -187,11 +179,13 @@ def report_of(
     )
 
 
-def _listed(names: Sequence[str], one: str, many: str = "") -> str:
-    """Return a text such as "3 kept values: sum-1, sum-2, sum-3", with at most NAMES_SHOWN_MAX
-    names."""
+def _listed(names: Sequence[str], one: str, many: str = "") -> list[str]:
+    """Return a sentence such as "3 kept values: sum-1, sum-2, sum-3", with at most NAMES_SHOWN_MAX
+    names; no sentence for no names."""
+    if not names:
+        return []
     more = "" if len(names) <= NAMES_SHOWN_MAX else f" and {len(names) - NAMES_SHOWN_MAX} more"
-    return f"{_count(len(names), one, many)}: {', '.join(names[:NAMES_SHOWN_MAX])}{more}"
+    return [f"{_count(len(names), one, many)}: {', '.join(names[:NAMES_SHOWN_MAX])}{more}"]
 
 
 def _count(count: int, one: str, many: str = "") -> str:

@@ -111,7 +111,7 @@ class KeyService:
             router.on(kind, self._handle_message, frozenset({"client", "submit", "worker"}))
         router.on_gone.append(self._peer_gone)
         service.register("keys", self._list, inline=True, roles=frozenset())
-        service.register("keys_token", self._open_for, inline=True, roles=frozenset())
+        service.register("keys_token", self.open_join, inline=True, roles=frozenset())
         service.register_later("keys_revoke", self._revoke, roles=frozenset())
         service.register("keys_rotate", self._rotate, inline=True, roles=frozenset())
         self._rearm()
@@ -250,9 +250,6 @@ class KeyService:
             for key, gone in ring.revoked.items()
         ]
         return rows
-
-    def _open_for(self, name: str, address: str, valid_s: float, at: str) -> str:
-        return self.open_join(name, address, valid_s, at)
 
     def _revoke(self, call: PendingCall, name_or_key: str, force: bool = False) -> None:
         """Revoke all keys of a name, or one key, and reply with the rows of `_list` that these keys

@@ -188,11 +188,6 @@ class Dispatch:
         self.last_slot_death: tuple[str, int | None, float] | None = None
 
     @property
-    def queued(self) -> int:
-        """The number of waiting work items of all coordinators."""
-        return self.placement.queued
-
-    @property
     def deadline(self) -> float | None:
         """The time at which `settle` and `assign` must next be called if no event occurs before;
         None means never."""
@@ -990,7 +985,7 @@ class Broker:
                 )
                 for session in self.dispatch.sessions.values()
             ),
-            queued=self.dispatch.queued,
+            queued=self.dispatch.placement.queued,
             queued_pinned=self.dispatch.placement.queued_pinned,
             losses_count=self.membership.losses_count,
             losses=tuple(

@@ -262,14 +262,18 @@ class DispatcherRuntime(Generic[P]):
         self._perform(self.broker.handle(event, self.loop.now(), watched=watched))
         if self.broker.changes:
             self._report_members()
-        queued = self.broker.dispatch.queued
+        queued = self.broker.dispatch.placement.queued
         if queued >= TRIM_WORTH_ITEMS:
             self._heap_grown = True
-        elif self._heap_grown and not queued and self._is_idle():
-            self._heap_grown = False
-            trim_heap()
+        elif self._heap_grown and not queued:
+            self._trim_heap_if_idle()
         for watcher in self.watchers:
             watcher()
+
+    def _trim_heap_if_idle(self) -> None:
+        if not any(load.leases for load in self.broker.dispatch.loads.values()):
+            self._heap_grown = False
+            trim_heap()
 
     def _report_members(self) -> None:
         """Tell the data service which members have joined and which were lost, and call the member
@@ -289,9 +293,6 @@ class DispatcherRuntime(Generic[P]):
                     self.part.lost(member.incarnation, left=False)
         for watcher in self.member_watchers:
             watcher()
-
-    def _is_idle(self) -> bool:
-        return not any(load.leases for load in self.broker.dispatch.loads.values())
 
     def _perform(self, effects: list[Send]) -> None:
         for effect in effects:

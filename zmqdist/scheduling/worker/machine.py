@@ -67,7 +67,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -285,9 +285,6 @@ class Contact:
         self._register_at = now + REGISTER_AGAIN_S
         return True
 
-    def orphaned(self, now: float) -> bool:
-        return self.orphan_at is not None and now >= self.orphan_at
-
     def register_due(self, now: float) -> bool:
         due = self._register_at is not None and now >= self._register_at
         if due:
@@ -322,6 +319,9 @@ class WorkerMachine:
     """The leases, slots and connection of one worker; the module's docstring has the rules.
 
     Attributes:
+      queue, slots: the work that waits for a slot, and the slots.
+      functions: the pickled functions, by (coordinator, number).
+      results: the outcomes of the bulk results that the worker holds, by lease.
       workers: the number of workers in the cluster, from the last Assign.
       serving: whether data tasks still serve readers. While they do, a leaving worker stays until
         the end of its grace.
@@ -362,12 +362,12 @@ class WorkerMachine:
         )
         self.leaving, self.serving, self.workers = False, False, 0
         self.ended: Exit | None = None
-        self._slots = [Slot(i) for i in range(slots)]
+        self.slots = [Slot(i) for i in range(slots)]
         self.queue = WaitingWork()
         self._busy_since: float | None = None
         """Since when the worker has had work that is not in a report of its busy time yet."""
-        self._functions: dict[tuple[int, int], bytes] = {}
-        self._bulk: dict[int, Outcome] = {}
+        self.functions: dict[tuple[int, int], bytes] = {}
+        self.results: dict[int, Outcome] = {}
         self._outcomes: list[Outcome] = []
         self._started: list[int] = []
         self._contact = Contact(orphan_limit_s, now + orphan_limit_s, named=index >= 0)
@@ -385,10 +385,10 @@ class WorkerMachine:
         if self.ended is not None:
             return None
         first = earliest(earliest(self._contact.deadline, self.leave_at), self._stagger.until)
-        for slot in self._slots:
+        for slot in self.slots:
             if slot.abort_at and self.can_kill:
                 first = earliest(first, slot.kill_at)
-            if len(slot.given) > 1 and _could_balance(slot, self._slots, self.queue):
+            if len(slot.given) > 1 and _could_balance(slot, self.slots, self.queue):
                 first = earliest(first, slot.reported_at + STUCK_S)
         return first
 
@@ -404,33 +404,22 @@ class WorkerMachine:
 
     @property
     def busy_slots(self) -> int:
-        return sum(bool(slot.given) for slot in self._slots)
+        return sum(bool(slot.given) for slot in self.slots)
 
     @property
     def running(self) -> int:
         """The number of slots that run an item, plus the number of items that wait."""
         return self.busy_slots + len(self.queue)
 
-    @property
-    def figures(self) -> dict[str, Any]:
-        """The fields of a WorkerSnapshot that the machine knows."""
-        slots = tuple(slot.row for slot in self._slots)
-        return {
-            **self.queue.figures,
-            "slots": slots,
-            "functions": len(self._functions),
-            "results": len(self._bulk),
-        }
-
     def lease_at(self, slot: int, position: int) -> int | None:
         """Return the lease of the item at this position of the slot; None if there is no such
         item.
         """
-        return next((item[0] for at, item in self._slots[slot].given if at == position), None)
+        return next((item[0] for at, item in self.slots[slot].given if at == position), None)
 
     def start(self) -> list[Effect]:
         """Return the effects that start the slots. Call it before the first event."""
-        return [Spawn(slot.index) for slot in self._slots]
+        return [Spawn(slot.index) for slot in self.slots]
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Apply one event and return the effects to carry out, in order. `now` is monotonic
@@ -440,7 +429,7 @@ class WorkerMachine:
         effects = self._apply(event, now)
         if self.ended is None:
             effects += self._fill(now) if self.queue else []
-            effects += self._balance(now) if len(self._slots) > 1 or self.queue.pinned else []
+            effects += self._balance(now) if len(self.slots) > 1 or self.queue.pinned else []
             effects += self._report(now) if self._outcomes or self._started else []
         return effects + self._leave_if_done() if self.leaving else effects
 
@@ -449,16 +438,16 @@ class WorkerMachine:
             case Heard():
                 return self._handle_message(event.message, now)
             case SlotFinished():
-                return self._finished(self._slots[event.slot], event.outcomes, now)
+                return self._finished(self.slots[event.slot], event.outcomes, now)
             case SlotSeen(index, position):
-                self._started += self._slots[index].take_begun(position)
+                self._started += self.slots[index].take_begun(position)
                 return []
             case SlotReady(index):
-                self._slots[index].enter(SlotState.READY)
+                self.slots[index].enter(SlotState.READY)
                 self._spawn_failures = 0
                 return []
             case SlotReclaimed(index, position):
-                return self._reclaimed(self._slots[index], position, now)
+                return self._reclaimed(self.slots[index], position, now)
             case SlotDied():
                 return self._died(event)
             case DispatcherConnected(incarnation):
@@ -481,7 +470,7 @@ class WorkerMachine:
                 if not self.running:
                     self._busy_since = now
                 for coordinator, fn, pickled in functions:
-                    self._functions[coordinator, fn] = pickled
+                    self.functions[coordinator, fn] = pickled
                 self.queue.put(items, report_before_start=report_before_start, pinned=pinned)
                 return self._return_queue() if self.leaving else []
             case Registered(index, beat_s, lease_s, _, serial) if serial in (
@@ -491,8 +480,8 @@ class WorkerMachine:
                 self.index = index
                 postponed = self._contact.accepted(beat_s, lease_s, now)
                 self._outcomes = [
-                    *self._bulk.values(),
-                    *(o for o in self._outcomes if o[0] not in self._bulk),
+                    *self.results.values(),
+                    *(o for o in self._outcomes if o[0] not in self.results),
                 ]
                 return [*self._announce_leave(), *postponed]
             case Beat():
@@ -502,14 +491,14 @@ class WorkerMachine:
                 wanted = set(leases)
                 # Report which of these leases have begun, because a program that cancels work may
                 # wait for this report.
-                for slot in self._slots:
+                for slot in self.slots:
                     self._started += slot.begun_among(wanted)
                 return self._return_unbegun(wanted)
             case AbortLeases(leases, grace_s):
                 return self._abort_leases(set(leases), now + grace_s)
             case FreeResult(leases):
                 return [
-                    FreeBulk(lease) for lease in leases if self._bulk.pop(lease, None) is not None
+                    FreeBulk(lease) for lease in leases if self.results.pop(lease, None) is not None
                 ]
             case Forget(coordinator, numbers, everywhere):
                 return self._forget({(coordinator, number) for number in numbers}, everywhere)
@@ -526,7 +515,7 @@ class WorkerMachine:
         effects: list[Effect] = []
         if self._contact.connected(incarnation):
             effects += self._abandon()
-            self._functions.clear()
+            self.functions.clear()
         self._announced = None
         return effects + self._register(now)
 
@@ -535,15 +524,15 @@ class WorkerMachine:
         held = [item[0] for item in self.queue]
         held += [
             lease
-            for slot in self._slots
+            for slot in self.slots
             if slot.state is not SlotState.LEFT_OVER
             for lease in slot.leases()
         ]
         held += [outcome[0] for outcome in self._outcomes]
-        held += [lease for lease in self._bulk if lease not in set(held)]
+        held += [lease for lease in self.results if lease not in set(held)]
         stale_leases = [
             (item[0], item[1])
-            for slot in self._slots
+            for slot in self.slots
             if slot.state is SlotState.LEFT_OVER
             for _, item in slot.given
         ]
@@ -563,7 +552,7 @@ class WorkerMachine:
     def _tick(self, now: float) -> list[Effect]:
         contact = self._contact
         effects: list[Effect] = []
-        if contact.orphaned(now):
+        if contact.orphan_at is not None and now >= contact.orphan_at:
             return self._exit(errors.UNAVAILABLE, f"no dispatcher for {contact.orphan_limit_s:g} s")
         if contact.must_stop(now):
             effects += self._abandon()
@@ -573,20 +562,20 @@ class WorkerMachine:
             effects.append(self._beat(now))
         if self.leave_at is not None and now >= self.leave_at:
             effects += self._abort_leases(
-                {lease for slot in self._slots for lease in slot.leases()}, now
+                {lease for slot in self.slots for lease in slot.leases()}, now
             )
             self.leave_at = None
             if not self.can_kill:
                 effects += self._returned(
                     [
                         n
-                        for slot in self._slots
+                        for slot in self.slots
                         if slot.state is not SlotState.LEFT_OVER
                         for n in slot.leases()
                     ]
                 )
                 effects += self._exit(errors.OK, "")
-        return effects + (kill_overdue(self._slots, now) if self.can_kill else [])
+        return effects + (kill_overdue(self.slots, now) if self.can_kill else [])
 
     def _beat(self, now: float) -> Send:
         self._contact.note_beat(now)
@@ -597,14 +586,14 @@ class WorkerMachine:
     def _abandon(self) -> list[Effect]:
         """Drop all leases and abort all items that run, because no dispatcher would accept their
         outcomes (P3, P4)."""
-        effects: list[Effect] = [FreeBulk(lease) for lease in self._bulk]
+        effects: list[Effect] = [FreeBulk(lease) for lease in self.results]
         self.queue.empty()
         self.queue.pinned.clear()
         self._outcomes.clear()
         self._started.clear()
-        self._bulk.clear()
+        self.results.clear()
         self._announced = None
-        for slot in self._slots:
+        for slot in self.slots:
             if not slot.given:
                 continue
             if not self.can_kill:
@@ -627,7 +616,7 @@ class WorkerMachine:
             self.leave_at = at
         self.leaving = True
         reclaims = [
-            effect for slot in self._slots if len(slot.given) > 1 for effect in _reclaim(slot)
+            effect for slot in self.slots if len(slot.given) > 1 for effect in _reclaim(slot)
         ]
         return [*self._announce_leave(), *self._return_queue(), *reclaims]
 
@@ -658,7 +647,7 @@ class WorkerMachine:
         # The report is sent even if `back` is empty, because the dispatcher waits for one
         # LeasesReturned for each StealRequest.
         effects: list[Effect] = [*self._contact.report(LeasesReturned(back))]
-        for slot in self._slots:
+        for slot in self.slots:
             unbegun = wanted & slot.unbegun()
             if unbegun:
                 slot.to_return |= unbegun
@@ -667,15 +656,15 @@ class WorkerMachine:
 
     def _abort_leases(self, wanted: set[int], at: float) -> list[Effect]:
         effects = self._return_unbegun(wanted)
-        for slot in self._slots:
+        for slot in self.slots:
             for position, item in slot.given:
                 if item[0] not in wanted:
                     continue
                 slot.abort_at[item[0]] = at
                 if position == slot.given[0][0]:
                     effects.append(Interrupt(slot.index, position))
-        for lease in wanted & self._bulk.keys():
-            del self._bulk[lease]
+        for lease in wanted & self.results.keys():
+            del self.results[lease]
             effects.append(FreeBulk(lease))
         return effects
 
@@ -684,7 +673,7 @@ class WorkerMachine:
     def _fill(self, now: float) -> list[Effect]:
         """Give waiting work to the slots that can take it."""
         effects: list[Effect] = []
-        for slot in self._slots if not self._stagger.delays(now) else ():
+        for slot in self.slots if not self._stagger.delays(now) else ():
             if not self.queue:
                 break
             if slot.state is not SlotState.READY or slot.abort_at:
@@ -731,7 +720,7 @@ class WorkerMachine:
             key = (coordinator, fn)
             if key not in known:
                 known.add(key)
-                functions.append((coordinator, fn, self._functions[key]))
+                functions.append((coordinator, fn, self.functions[key]))
             position += 1
             given.append((position, item))
             items.append((position, coordinator, fn, payload))
@@ -776,7 +765,7 @@ class WorkerMachine:
             if pinned:
                 pinned.discard(lease)
             if kind == BULK:
-                self._bulk[lease] = ended[-1]
+                self.results[lease] = ended[-1]
         slot.reported_at = now
         if count:
             slot.tune(now, several=self.can_kill)
@@ -810,7 +799,7 @@ class WorkerMachine:
         return effects
 
     def _died(self, event: SlotDied) -> list[Effect]:
-        slot = self._slots[event.slot]
+        slot = self.slots[event.slot]
         effects: list[Effect] = []
         if slot.state is SlotState.STARTING:
             self._spawn_failures += 1
@@ -839,14 +828,14 @@ class WorkerMachine:
                 again.append(item)
         self.queue.put_back(again)
         effects += self._returned(back)
-        self._slots[event.slot] = Slot(event.slot)
+        self.slots[event.slot] = Slot(event.slot)
         return effects if self.leaving and not self.queue else [*effects, Spawn(event.slot)]
 
     def _balance(self, now: float) -> list[Effect]:
         stuck = [
             slot
-            for slot in self._slots
-            if now >= slot.reported_at + STUCK_S and _could_balance(slot, self._slots, self.queue)
+            for slot in self.slots
+            if now >= slot.reported_at + STUCK_S and _could_balance(slot, self.slots, self.queue)
         ]
         return [effect for slot in stuck for effect in _reclaim(slot)]
 
@@ -856,8 +845,8 @@ class WorkerMachine:
         back = {item[0] for item in self.queue if (item[1], item[3]) in keys}
         effects = self._returned(sorted(self.queue.take_out(back)))
         for key in keys:
-            self._functions.pop(key, None)
-        for slot in self._slots:
+            self.functions.pop(key, None)
+        for slot in self.slots:
             known = sorted(
                 keys if everywhere and slot.state is not SlotState.STARTING else slot.known & keys
             )

@@ -225,11 +225,6 @@ class WaitingWork(deque[Leased]):
         """The number of items of pinned work in the queue."""
         return sum(item[0] in self.pinned for item in self) if self.pinned else 0
 
-    @property
-    def figures(self) -> dict[str, int]:
-        """The fields of a WorkerSnapshot about the queue."""
-        return {"waiting": len(self), "waiting_pinned": self.pinned_waiting}
-
     def put(self, items: list[Leased], *, report_before_start: bool, pinned: bool) -> None:
         """Add items that the dispatcher has assigned."""
         if report_before_start:

@@ -208,6 +208,17 @@ class WorkerRuntime(Generic[P]):
                 )
             else:
                 self._slots = ThreadSlots(loop, *about_slots, self._cache, self._worker)
+            self._actions: dict[type[Effect], Callable[[Any], None]] = {
+                Send: self._send,
+                Give: self._slots.give,
+                Reclaim: self._slots.reclaim,
+                Interrupt: self._slots.interrupt,
+                Kill: self._slots.kill,
+                Spawn: self._slots.spawn,
+                ForgetFunctions: self._slots.forget,
+                FreeBulk: self._free,
+                Exit: self._exit,
+            }
             self.machine = WorkerMachine(
                 incarnation=incarnation,
                 job=config.job,
@@ -251,13 +262,17 @@ class WorkerRuntime(Generic[P]):
             registered=machine.registered,
             leaving=machine.leaving,
             running=machine.running,
+            waiting=len(machine.queue),
+            waiting_pinned=machine.queue.pinned_waiting,
+            slots=tuple(slot.row for slot in machine.slots),
+            functions=len(machine.functions),
+            results=len(machine.results),
             held=self._store.holdings,
             fetched=len(cache),
             fetched_bytes=cache.nbytes,
             fetches=cache.fetches,
             resources=self._slots.resources,
             slot_deaths=self._slots.deaths,
-            **machine.figures,
         )
 
     def _bind(self, router: Router, key: bytes, host: str) -> None:
@@ -345,27 +360,12 @@ class WorkerRuntime(Generic[P]):
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
-            match effect:
-                case Send(_, message):
-                    # A message that is sent while disconnected is lost. After a reconnect the
-                    # machine registers again, with all leases.
-                    self._dealer.send(message)
-                case Give():
-                    self._slots.give(effect)
-                case Reclaim(slot):
-                    self._slots.reclaim(slot)
-                case Interrupt(slot, position):
-                    self._slots.interrupt(slot, position)
-                case Kill(slot):
-                    self._slots.kill(slot)
-                case Spawn(slot):
-                    self._slots.spawn(slot)
-                case ForgetFunctions():
-                    self._slots.forget(effect)
-                case FreeBulk(lease):
-                    self._free(lease)
-                case Exit():
-                    self._exit(effect)
+            self._actions[type(effect)](effect)
+
+    def _send(self, send: Send) -> None:
+        # A message that is sent while disconnected is lost. After a reconnect the machine registers
+        # again, with all leases.
+        self._dealer.send(send.message)
 
     # -- bulk results ------------------------------------------------------------------------------
 
@@ -387,8 +387,8 @@ class WorkerRuntime(Generic[P]):
             else:
                 self._bulk_leases[lease] = reference.bulks
 
-    def _free(self, lease: int) -> None:
-        self._store.free(self._bulk_leases.pop(lease, ()))
+    def _free(self, free: FreeBulk) -> None:
+        self._store.free(self._bulk_leases.pop(free.lease, ()))
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -448,8 +448,8 @@ class ThreadSlots:
         """The number of per-worker resources that the slots share."""
         return len(self._functions.resources)
 
-    def spawn(self, slot: int) -> None:
-        self._slots[slot].thread.start()
+    def spawn(self, spawn: Spawn) -> None:
+        self._slots[spawn.slot].thread.start()
 
     def give(self, give: Give) -> None:
         self._functions.define(give.functions)
@@ -460,13 +460,14 @@ class ThreadSlots:
     def forget(self, forget: ForgetFunctions) -> None:
         self._functions.forget(forget.functions)
 
-    def reclaim(self, slot: int) -> None:
-        self._loop.call_soon(self._feed, SlotReclaimed(slot, self._slots[slot].position))
+    def reclaim(self, reclaim: Reclaim) -> None:
+        position = self._slots[reclaim.slot].position
+        self._loop.call_soon(self._feed, SlotReclaimed(reclaim.slot, position))
 
-    def interrupt(self, slot: int, position: int) -> None:
-        self._slots[slot].cancel = position
+    def interrupt(self, interrupt: Interrupt) -> None:
+        self._slots[interrupt.slot].cancel = interrupt.position
 
-    def kill(self, slot: int) -> None:
+    def kill(self, kill: Kill) -> None:
         raise AssertionError("a thread cannot be killed: the machine must not return Kill here")
 
     def close(self) -> None:

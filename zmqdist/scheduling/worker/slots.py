@@ -44,11 +44,15 @@ from zmqdist.scheduling.worker.slot_main import (
 from zmqdist.scheduling.worker.worker_events import (
     ForgetFunctions,
     Give,
+    Interrupt,
+    Kill,
+    Reclaim,
     SlotDied,
     SlotFinished,
     SlotReady,
     SlotReclaimed,
     SlotSeen,
+    Spawn,
 )
 from zmqdist.task_context import Worker
 from zmqdist.transport.loop import Loop
@@ -123,11 +127,10 @@ class ProcessSlots:
 
     # -- effects of the machine --------------------------------------------------------------------
 
-    def spawn(self, slot: int) -> None:
+    def spawn(self, spawn: Spawn) -> None:
         if self._zygote_lost:
             return  # no process can be forked, and `_zygote_died` reports the deaths of all slots
-        process = _SlotProcess(self, slot)
-        self._slots[slot] = process
+        process = self._slots[spawn.slot] = _SlotProcess(self, spawn.slot)
         process.child = self._children.spawn(
             slot_main.__name__, process.child_fds(), lambda code: self._exited(process, code)
         )
@@ -145,10 +148,10 @@ class ProcessSlots:
         if process is not None:
             process.pipe.send(SlotWork([], [], forget.functions))
 
-    def reclaim(self, slot: int) -> None:
+    def reclaim(self, reclaim: Reclaim) -> None:
         """Take back the items that the slot has not begun. slot_main.py explains why the range is
         written before POSITION is read."""
-        process = self._slots[slot]
+        process = self._slots[reclaim.slot]
         if process is None:
             return
         cells = process.cells
@@ -157,15 +160,15 @@ class ProcessSlots:
         cells[GIVEN_UP_TO] = process.given_to
         os.sched_yield()
         position = cells[POSITION]
-        self.loop.call_soon(self._feed, SlotReclaimed(slot, position))
+        self.loop.call_soon(self._feed, SlotReclaimed(reclaim.slot, position))
 
-    def interrupt(self, slot: int, position: int) -> None:
-        process = self._slots[slot]
+    def interrupt(self, interrupt: Interrupt) -> None:
+        process = self._slots[interrupt.slot]
         if process is not None:
-            process.cells[CANCEL] = position
+            process.cells[CANCEL] = interrupt.position
 
-    def kill(self, slot: int) -> None:
-        process = self._slots[slot]
+    def kill(self, kill: Kill) -> None:
+        process = self._slots[kill.slot]
         if process is not None:
             process.killed = True
             process.child.kill()
