@@ -262,7 +262,7 @@ class StallDetector:
         self._since = 0.0
         self._reported = False
 
-    def look(self, stuck: bool, ended: int, now: float) -> bool:
+    def look(self, stuck: bool, ended_count: int, now: float) -> bool:
         """Take the current figures, and return whether to log a warning about a stall now.
 
         Args:
@@ -272,8 +272,8 @@ class StallDetector:
         if not stuck:
             self.deadline, self._ended, self._reported = None, -1, False
             return False
-        if ended != self._ended:
-            self._ended, self._since, self._reported = ended, now, False
+        if ended_count != self._ended:
+            self._ended, self._since, self._reported = ended_count, now, False
         due_now = not self._reported and now - self._since >= self._limit_s
         self._reported = self._reported or due_now
         self.deadline = (now if self._reported else self._since) + self._limit_s

@@ -229,9 +229,9 @@ def outcome_of(result: StatusOrResult) -> tuple[Any, OpError | None]:
     try:
         return result.get_value(), None
     except Exception as error:
-        known = error if isinstance(error, OpError) else from_code(*code_and_message(error))
+        op_error = error if isinstance(error, OpError) else from_code(*code_and_message(error))
         # The frames of a traceback would keep the caller's memory until the cyclic collector runs.
-        return None, known.with_traceback(None)
+        return None, op_error.with_traceback(None)
 
 
 def read_as(result: StatusOrResult, read: Callable[[ClientCall, str], Any]) -> StatusOrResult:
@@ -305,16 +305,16 @@ def as_leaves(call: ClientCall, address: str) -> list[Any] | None:
 def as_specified(specs: Any) -> Callable[[ClientCall, str], Any]:
     """Return a function that reads the leaves of a reply and returns them as arrays, in the
     structure of `specs`."""
-    wanted = nest.flatten(checked_signature("output_specs", specs))
+    leaf_specs = nest.flatten(checked_signature("output_specs", specs))
 
     def read(call: ClientCall, address: str) -> Any:
         leaves = as_leaves(call, address) or []
-        if len(leaves) != len(wanted):
+        if len(leaves) != len(leaf_specs):
             raise InvalidArgumentError(
-                f"{call.method} returned {len(leaves)} values, the output_specs have {len(wanted)}"
+                f"{call.method} returned {len(leaves)} values, the output_specs have {len(leaf_specs)}"
             )
         arrays = []
-        for number, (leaf, spec) in enumerate(zip(leaves, wanted, strict=True)):
+        for number, (leaf, spec) in enumerate(zip(leaves, leaf_specs, strict=True)):
             try:
                 arrays.append(convert(leaf, spec))
             except InvalidArgumentError as error:

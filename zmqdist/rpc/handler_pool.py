@@ -126,9 +126,9 @@ class HandlerPool:
         """Remove work that the pool must not begin. Return whether the work waited
         (`FairAdmission.dropped`)."""
         with self._lock:
-            waited = self._admission.dropped(owner, key)
+            was_waiting = self._admission.dropped(owner, key)
             self._notify_if_idle()
-            return waited
+            return was_waiting
 
     def owner_lost(self, owner: Hashable) -> None:
         """Drop all waiting work of this owner."""

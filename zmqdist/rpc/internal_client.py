@@ -127,14 +127,14 @@ def reach(client: ZmqClient, due: float) -> None:
       OpError: the error with which the first call ended.
     """
     _check_port(client.address, due)
-    started, ended = start(client, SERVER_INFO, due=due), threading.Event()
-    started.add_done_callback(lambda _: ended.set())
+    call, end_event = start(client, SERVER_INFO, due=due), threading.Event()
+    call.add_done_callback(lambda _: end_event.set())
     try:
-        while not ended.wait(PROBE_AGAIN_S):
+        while not end_event.wait(PROBE_AGAIN_S):
             _check_port(client.address, due)
-        started.get_value()
+        call.get_value()
     finally:
-        started.cancel()
+        call.cancel()
 
 
 def _check_port(address: str, due: float) -> None:

@@ -104,8 +104,8 @@ class MethodInfo:
         else:
             specs = list(self.input_signature or ())
             inputs = [
-                _parameter(p, specs[place] if place < len(specs) else None)
-                for place, p in enumerate(self.signature.parameters.values())
+                _parameter(p, specs[position] if position < len(specs) else None)
+                for position, p in enumerate(self.signature.parameters.values())
             ]
         output = "" if self.output_signature is None else _shown(self.output_signature)
         if self.streaming:
@@ -140,10 +140,10 @@ def decode_methods(listing: Any, peer: str) -> dict[str, MethodInfo]:
     """Return the methods in a server's reply to METHODS, by name. Raises WireError if `listing` is
     not a list of methods."""
     try:
-        found = [_decode_method(*item[:7]) for item in listing]
+        methods = [_decode_method(*item[:7]) for item in listing]
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise WireError(peer, f"its list of methods cannot be read: {error}") from None
-    return {info.name: info for info in found}
+    return {info.name: info for info in methods}
 
 
 def _decode_method(
@@ -246,8 +246,8 @@ def fit(spec: Any, value: Any, at_spec: Callable[[Any, TensorSpec], Any], path: 
     fields = getattr(spec, "_fields", None)
     kind = list if isinstance(spec, list) else tuple
     if not isinstance(value, kind) or getattr(value, "_fields", None) != fields:
-        wanted = type(spec).__name__ if fields else kind.__name__
-        raise TypeError(f"{path}: expected a {wanted}, given a {type(value).__name__}")
+        kind_name = type(spec).__name__ if fields else kind.__name__
+        raise TypeError(f"{path}: expected a {kind_name}, given a {type(value).__name__}")
     if len(spec) != len(value):
         raise ValueError(f"{path}: expected {len(spec)} items, given {len(value)}")
     items = [
@@ -282,12 +282,12 @@ def convert_leaves(signature: Any, leaves: list[Any], optional: Collection[int])
     """Return the arguments of a call, as arrays, from the flat list of their leaves. The last
     arguments may be missing if their positions are in `optional`.
     """
-    wanted = len(nest.flatten(signature))
-    while len(leaves) < wanted and len(signature) - 1 in optional:
+    leaf_count = len(nest.flatten(signature))
+    while len(leaves) < leaf_count and len(signature) - 1 in optional:
         signature = signature[:-1]
-        wanted = len(nest.flatten(signature))
-    if len(leaves) != wanted:
-        raise ValueError(f"expected {wanted} values, given {len(leaves)}")
+        leaf_count = len(nest.flatten(signature))
+    if len(leaves) != leaf_count:
+        raise ValueError(f"expected {leaf_count} values, given {len(leaves)}")
     return convert_args(signature, nest.pack_sequence_as(signature, leaves))
 
 
@@ -322,14 +322,14 @@ class Parameters:
         if signature is None:
             return
         parameters = list(signature.parameters.values())
-        places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        self.least = sum(p.default is p.empty for p in places)
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        self.least = sum(p.default is p.empty for p in positional)
         if all(p.kind is not p.VAR_POSITIONAL for p in parameters):
-            self.most = len(places)
+            self.most = len(positional)
         self._places = {
-            p.name: place for place, p in enumerate(places) if p.kind is p.POSITIONAL_OR_KEYWORD
+            p.name: position for position, p in enumerate(positional) if p.kind is p.POSITIONAL_OR_KEYWORD
         }
-        self.optional = {place for place, p in enumerate(places) if p.default is not p.empty}
+        self.optional = {position for position, p in enumerate(positional) if p.default is not p.empty}
         if all(p.kind is not p.VAR_KEYWORD for p in parameters):
             self._names = {*self._places, *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)}
 
@@ -364,31 +364,31 @@ class Parameters:
         Raises:
           TypeError, ValueError: an argument has another structure, is missing, or cannot be given.
         """
-        by_place = dict(enumerate(args))
+        by_position = dict(enumerate(args))
         for name, value in named.items():
-            place = self._places.get(name, len(specs))
-            if place >= len(specs):
+            position = self._places.get(name, len(specs))
+            if position >= len(specs):
                 raise _unexpected(name)
-            if place in by_place:
+            if position in by_position:
                 raise _twice(name)
-            by_place[place] = value
+            by_position[position] = value
         needed = set(range(len(specs))) - self.optional
-        if len(args) > len(specs) or not (named or needed <= by_place.keys()):
-            raise ValueError(_wanted(len(needed), len(specs), len(by_place)))
-        missing = needed - by_place.keys()
+        if len(args) > len(specs) or not (named or needed <= by_position.keys()):
+            raise ValueError(_wanted(len(needed), len(specs), len(by_position)))
+        missing = needed - by_position.keys()
         if missing:
             raise ValueError(f"argument {min(missing)} is missing")
         fitted = {
-            place: fit(specs[place], value, at_spec, f"argument {place}")
-            for place, value in by_place.items()
+            position: fit(specs[position], value, at_spec, f"argument {position}")
+            for position, value in by_position.items()
         }
-        leading = next(place for place in range(len(specs) + 1) if place not in fitted)
+        leading = next(position for position in range(len(specs) + 1) if position not in fitted)
         by_name = {
-            name: fitted[place]
-            for name, place in self._places.items()
-            if leading < place and place in fitted
+            name: fitted[position]
+            for name, position in self._places.items()
+            if leading < position and position in fitted
         }
-        return [fitted[place] for place in range(leading)], by_name
+        return [fitted[position] for position in range(leading)], by_name
 
 
 def _unexpected(name: str) -> TypeError:
@@ -399,9 +399,9 @@ def _twice(name: str) -> TypeError:
     return TypeError(f"got multiple values for argument {name!r}")
 
 
-def _wanted(least: int, most: int | None, given: int) -> str:
-    wanted = least if most in (None, least) else f"{least} to {most}"
-    return f"expected {'at least ' if most is None else ''}{wanted} arguments, given {given}"
+def _wanted(least: int, most: int | None, count: int) -> str:
+    counts = least if most in (None, least) else f"{least} to {most}"
+    return f"expected {'at least ' if most is None else ''}{counts} arguments, given {count}"
 
 
 _NONE: Final[dict[str, Any]] = {}

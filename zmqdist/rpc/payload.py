@@ -53,7 +53,7 @@ def pack(value: Any) -> tuple[bytes, list[Any]]:
     except InvalidArgumentError as error:
         try:
             arrays = nest.map_structure(_as_array, value)
-            same = all(
+            unchanged = all(
                 new is old
                 for new, old in zip(nest.flatten(arrays), nest.flatten(value), strict=True)
             )
@@ -61,7 +61,7 @@ def pack(value: Any) -> tuple[bytes, list[Any]]:
             # A dict has keys that cannot be sorted, the nesting is too deep, or `__array__` raises.
             # `error` names what cannot travel.
             raise error from None
-        if same:
+        if unchanged:
             raise
         return safe.encode(arrays)
 
@@ -235,7 +235,7 @@ def _works_here() -> bool:
     referenced = np.empty(size, np.uint8)
     view = np.empty(size, np.uint8)
     slice_of_view = view[1:]
-    held = [np.empty(size, np.uint8)]
+    box = [np.empty(size, np.uint8)]
     received = memory_for(2**20)
     temporary = [
         [np.empty(size, np.uint8)],
@@ -244,15 +244,15 @@ def _works_here() -> bool:
         [(np.empty(size, np.uint8), 1)],
         [{"a": np.empty(size, np.uint8)}],
     ]
-    others: list[list[Any]] = [[referenced], [view], [held], [[referenced]], [{"a": referenced}]]
-    others += [
+    referenced_boxes: list[list[Any]] = [[referenced], [view], [box], [[referenced]], [{"a": referenced}]]
+    referenced_boxes += [
         [np.ndarray((size,), np.uint8, referenced)],
         [np.ndarray((2**20,), np.uint8, received)],
         [received[1:]],
     ]
     return (
         all(map(is_temporary, temporary))
-        and not any(map(is_temporary, others))
+        and not any(map(is_temporary, referenced_boxes))
         and slice_of_view is not None
     )
 

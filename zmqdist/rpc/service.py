@@ -200,7 +200,7 @@ class Batched:
                 deadline = self._batches.deadline
                 self._service.set_timer(self, None if deadline == inf else deadline, self._run_next)
                 return
-            wanted = [waiting for waiting in batch if waiting.call.wanted()]
+            needed_calls = [waiting for waiting in batch if waiting.call.wanted()]
             for waiting in batch:
                 waiting.call.begun()
                 if not waiting.call.wanted():
@@ -209,9 +209,9 @@ class Batched:
                             "the deadline passed before the batch of this call ran"
                         )
                     )
-            if wanted:
+            if needed_calls:
                 self._running = True
-                self._service.submit(self._run, wanted, refuse=partial(_refuse, wanted))
+                self._service.submit(self._run, needed_calls, refuse=partial(_refuse, needed_calls))
 
     def _ran(self) -> None:
         self._running = False
@@ -840,13 +840,13 @@ class RpcService:
             calls_batched=sum(map(len, self._batched)),
             bytes_waiting=self._pool.held(),
             streams=len(self._generators),
-            transfers=sum(len(each.tracked) for each in channels),
-            bytes_unsent=sum(each.undelivered for each in channels),
-            bytes_unacknowledged=sum(each.unacknowledged for each in channels),
+            transfers=sum(len(channel.tracked) for channel in channels),
+            bytes_unsent=sum(channel.undelivered for channel in channels),
+            bytes_unacknowledged=sum(channel.unacknowledged for channel in channels),
             messages_received=router.received,
             messages_dropped=dict(router.dropped),
             calls_repeated=self._calls.repeated,
-            transfer_faults=sum(each.faults for each in channels),
+            transfer_faults=sum(channel.faults for channel in channels),
             handshakes_refused=router.refused_handshakes,
             faults=self._loop.faults,
         )
@@ -1109,8 +1109,8 @@ class RpcService:
     def _check_blocked(self) -> None:
         """Log a warning if all handler threads have been blocked for too long."""
         detector = self._stall_detector
-        stuck, ended, running = self._pool.progress()
-        if detector.look(stuck, ended, self._loop.now()):
+        stuck, ended_count, running = self._pool.progress()
+        if detector.look(stuck, ended_count, self._loop.now()):
             methods = Counter(_name_of(*work) for work in running).most_common(10)
             log.warning(
                 "%s: all %d handler threads have been busy for %.0f s, none of their calls has "

@@ -69,13 +69,13 @@ class DrainReport:
         silent = f"about which their programs said nothing within {DESCRIBED_S:g} s"
         only = f"that only {self.worker} may run"
         values = _count(self.unknown, "kept value")
-        unknown = [f"{values} {silent}, so they may have no lineage"] if self.unknown else []
+        undescribed = [f"{values} {silent}, so they may have no lineage"] if self.unknown else []
         nobody_else = "whose rest no other worker reads"
         return [
             *_listed(
                 self.lost, "kept value that has no lineage", "kept values that have no lineage"
             ),
-            *unknown,
+            *undescribed,
             *_listed(self.pinned, f"function {only}", f"functions {only}"),
             *_listed(stranded, f"data task {nobody_else}", f"data tasks {nobody_else}"),
         ]
@@ -152,7 +152,7 @@ def report_of(
         for peer, reply in replies.items()
     }
     order = sorted(holdings.kept, key=lambda item: item[1])
-    kept = [
+    kept_values = [
         described[peer][work]
         for peer, work in order
         if peer in described and work in described[peer]
@@ -166,8 +166,8 @@ def report_of(
 
     return DrainReport(
         worker=holdings.worker,
-        recomputed=tuple(name for name, again in kept if again),
-        lost=tuple(name for name, again in kept if not again),
+        recomputed=tuple(name for name, again in kept_values if again),
+        lost=tuple(name for name, again in kept_values if not again),
         unknown=sum(
             peer not in described or work not in in_question[peer] for peer, work in holdings.kept
         ),
@@ -179,17 +179,17 @@ def report_of(
     )
 
 
-def _listed(names: Sequence[str], one: str, many: str = "") -> list[str]:
+def _listed(names: Sequence[str], singular: str, plural: str = "") -> list[str]:
     """Return a sentence such as "3 kept values: sum-1, sum-2, sum-3", with at most NAMES_SHOWN_MAX
     names; no sentence for no names."""
     if not names:
         return []
     more = "" if len(names) <= NAMES_SHOWN_MAX else f" and {len(names) - NAMES_SHOWN_MAX} more"
-    return [f"{_count(len(names), one, many)}: {', '.join(names[:NAMES_SHOWN_MAX])}{more}"]
+    return [f"{_count(len(names), singular, plural)}: {', '.join(names[:NAMES_SHOWN_MAX])}{more}"]
 
 
-def _count(count: int, one: str, many: str = "") -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+def _count(count: int, singular: str, plural: str = "") -> str:
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
 @dataclass(eq=False)

@@ -119,21 +119,21 @@ class KeyService:
     def name_problem(self, peer: Peer, register: Register) -> str:
         """Return why this peer may not register under the name in `register`, or "" if it may."""
         name = self._keyring.name_of(peer.key)
-        wanted = f"{register.job}:{register.index}" if register.index >= 0 else register.job
-        if name == wanted and register.job != "ps":
+        requested_name = f"{register.job}:{register.index}" if register.index >= 0 else register.job
+        if name == requested_name and register.job != "ps":
             return ""
         # A key without a name may register any name if there is no CURVE, or if the file
         # `authorized` lists the key.
         if not name and (not self._curve or self._keyring.verdict(peer.key).role):
             return ""
         if not name:
-            return f"the key of this process was replaced or revoked, so it may not register as {wanted}: join with a new ticket"
+            return f"the key of this process was replaced or revoked, so it may not register as {requested_name}: join with a new ticket"
         remedy = (
             f": start it with --index {name.partition(':')[2]}"
             if name.startswith("worker:")
             else ""
         )
-        return f"the key of this process is for {name}, so it may not register as {wanted}{remedy}"
+        return f"the key of this process is for {name}, so it may not register as {requested_name}{remedy}"
 
     def open_join(
         self, name: str, address: str, valid_s: float = JOIN_VALID_S, at: str = ""
@@ -242,12 +242,12 @@ class KeyService:
         rows += [
             {
                 "role": "",
-                "name": gone.name,
+                "name": revocation.name,
                 "key": keys.encode_public(key),
-                "since_s": gone.since_s,
+                "since_s": revocation.since_s,
                 "state": "revoked",
             }
-            for key, gone in ring.revoked.items()
+            for key, revocation in ring.revoked.items()
         ]
         return rows
 
@@ -259,26 +259,26 @@ class KeyService:
         admin key remains valid.
         """
         self._need_curve()
-        found = self._keyring.find(keys.decode_key(name_or_key) or name_or_key)
-        if not found:
+        matching_keys = self._keyring.find(keys.decode_key(name_or_key) or name_or_key)
+        if not matching_keys:
             raise errors.NotFoundError(
                 f"no key in use has this name or this text: {name_or_key[:100]!r}"
             )
-        if call.peer.key in found and not force:
+        if call.peer.key in matching_keys and not force:
             ring = self._keyring
-            others = (key for key in (*ring.static, *ring.members) if key not in found)
+            other_keys = (key for key in (*ring.static, *ring.members) if key not in matching_keys)
             last = (
                 ""
-                if any(ring.verdict(key).role == ADMIN for key in others)
+                if any(ring.verdict(key).role == ADMIN for key in other_keys)
                 else ", which is the last admin key"
             )
             raise errors.PermissionDeniedError(
                 f"{name_or_key[:100]!r} includes the key of this command{last}: use the key of "
                 f"another admin, or --force"
             )
-        rows = [row for row in self._list() if keys.decode_key(row["key"]) in found]
-        self._handle(KeysRevoked(found, name_or_key, time.time()), call.peer)
-        log.warning("revoked %d key(s) of %s", len(found), name_or_key)
+        rows = [row for row in self._list() if keys.decode_key(row["key"]) in matching_keys]
+        self._handle(KeysRevoked(matching_keys, name_or_key, time.time()), call.peer)
+        log.warning("revoked %d key(s) of %s", len(matching_keys), name_or_key)
         call.reply(rows)
 
     def _rotate(self, name: str) -> int:

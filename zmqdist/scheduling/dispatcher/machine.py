@@ -199,10 +199,10 @@ class Dispatch:
         times = [*self._forget_at.values()] if first is None else [*self._forget_at.values(), first]
         for session in self._ending_sessions:
             sessions = (session, *self._closed_sessions.get(session.coordinator, ()))
-            if all(each.outstanding == 0 for each in sessions) and not self._has_stale_leases(
+            if all(part.outstanding == 0 for part in sessions) and not self._has_stale_leases(
                 session
             ):
-                times.append(max(each.unsettled_until for each in sessions))
+                times.append(max(part.unsettled_until for part in sessions))
         return min(times, default=None)
 
     # -- coordinators ------------------------------------------------------------------------------
@@ -224,12 +224,12 @@ class Dispatch:
                 )
             ]
         effects: list[Send] = []
-        for other in earlier:
-            effects += self.coordinator_gone(other.peer, now)
+        for earlier_session in earlier:
+            effects += self.coordinator_gone(earlier_session.peer, now)
             # Another program with this number gets this Refused. A coordinator that has reconnected
             # does not: its old connection has ended.
-            if other.peer != peer:
-                effects.append(Send(other.peer, Refused(errors.ABORTED, DISPLACED, final=True)))
+            if earlier_session.peer != peer:
+                effects.append(Send(earlier_session.peer, Refused(errors.ABORTED, DISPLACED, final=True)))
         self._forget_at.pop(message.coordinator, None)
         session = CoordinatorSession(
             message.coordinator, peer, message.queue_max, round_ended=message.round - 1
@@ -291,36 +291,36 @@ class Dispatch:
         return []
 
     def cancel_work(self, session: CoordinatorSession, message: CancelWork) -> list[Send]:
-        wanted = {(work, attempt >> SUBMISSION_SHIFT) for work, attempt in message.works}
+        submissions = {(work, attempt >> SUBMISSION_SHIFT) for work, attempt in message.works}
         results: list[Result] = []
         for part in session.with_detached:
             results += [
-                (item[0], item[1], CANCELLED, b"") for item in self.placement.take_out(part, wanted)
+                (item[0], item[1], CANCELLED, b"") for item in self.placement.take_out(part, submissions)
             ]
         effects = [Send(session.peer, Results(part)) for part in split(results)]
         if message.unless_begun:
-            return effects + self._cancel_unbegun(session, wanted)
+            return effects + self._cancel_unbegun(session, submissions)
         parts = session.with_detached
         for part in parts:
             for (work, attempt), (load, number) in part.held.items():
                 lease = load.held[number]
-                if lease.state is LeaseState.HELD and (work, attempt >> SUBMISSION_SHIFT) in wanted:
+                if lease.state is LeaseState.HELD and (work, attempt >> SUBMISSION_SHIFT) in submissions:
                     lease.enter(LeaseState.UNNEEDED)  # the coordinator may still receive it
         return effects + self._abort_leases(
-            lambda lease: lease.session in parts and lease.submission in wanted, message.grace_s
+            lambda lease: lease.session in parts and lease.submission in submissions, message.grace_s
         )
 
     def _cancel_unbegun(
-        self, session: CoordinatorSession, wanted: set[tuple[int, int]]
+        self, session: CoordinatorSession, submissions: set[tuple[int, int]]
     ) -> list[Send]:
         """Request back `wanted` work that has not begun. Report the rest as begun (P17), including
         all of it at a worker that is away."""
         effects: list[Send] = []
         for load in self.loads.values():
             steal: list[int] = []
-            begun: list[Lease] = []
+            begun_leases: list[Lease] = []
             for number, lease in load.leases.items():
-                if lease.session is not session or lease.submission not in wanted:
+                if lease.session is not session or lease.submission not in submissions:
                     continue
                 if load.reachable and lease.state in (LeaseState.ASSIGNED, LeaseState.UNWANTED):
                     steal.append(number)
@@ -328,12 +328,12 @@ class Dispatch:
                 elif lease.state not in OUTCOME_IGNORED:
                     # The coordinator may have sent the CancelWork before it learned that the work
                     # has begun, so report the start again.
-                    begun.append(lease)
+                    begun_leases.append(lease)
                     if lease.state is LeaseState.UNWANTED:
                         lease.enter(LeaseState.ASSIGNED)
             if steal:
                 effects.append(Send(load.member.peer, StealRequest(steal)))
-            effects += _report_begun(begun)
+            effects += _report_begun(begun_leases)
         return effects
 
     def end_round(self, session: CoordinatorSession, message: EndRound, now: float) -> list[Send]:
@@ -410,8 +410,8 @@ class Dispatch:
         still = set(register.held)
         vanished = [load.leases.pop(number) for number in list(load.leases) if number not in still]
         unheld = [load.held.pop(number) for number in list(load.held) if number not in still]
-        known = load.leases.keys() | load.held.keys()
-        effects = _abort_unknown(load, [number for number in register.held if number not in known])
+        lease_numbers = load.leases.keys() | load.held.keys()
+        effects = _abort_unknown(load, [number for number in register.held if number not in lease_numbers])
         effects += self._give_back(unheld)
         leases = load.leases.items()
         cut = [number for number, lease in leases if lease.state in OUTCOME_IGNORED]
@@ -439,7 +439,7 @@ class Dispatch:
             ]
         for session in running:
             session.unsettled_until = max(session.unsettled_until, until)
-        started = [lease for lease in leases if lease.state in RUNNING]
+        started_leases = [lease for lease in leases if lease.state in RUNNING]
         waiting = [lease for lease in leases if lease.state not in RUNNING]
         # Send Members first (P15): a coordinator must know that the lost worker may still run its
         # work before it learns how this work ends.
@@ -447,7 +447,7 @@ class Dispatch:
             Members([], [(member.name, member.incarnation, loss.reason)])
         )
         effects += self._charge_lost_starts(
-            [(lease, exit_code, log) for lease in started], member.name
+            [(lease, exit_code, log) for lease in started_leases], member.name
         )
         effects += self._give_back(waiting, report_before_start=True)
         effects += self._give_back(list(load.held.values()))
@@ -457,7 +457,7 @@ class Dispatch:
 
     def done(self, member: Member, done: Done, now: float) -> list[Send]:
         load = self.loads[member]
-        begun = self.started(member, done.started) if done.started else []
+        start_reports = self.started(member, done.started) if done.started else []
         self._stalls.moved(now)
         by_session: dict[CoordinatorSession, list[Result]] = {}
         unwanted: list[int] = []
@@ -486,10 +486,10 @@ class Dispatch:
                 session.finished += 1
             work, attempt, _, _, _ = lease.item
             results.append((work, attempt, kind, payload))
-        ended = before - len(leases)
-        load.done += ended
+        outcome_count = before - len(leases)
+        load.done += outcome_count
         load.window.note_returned(
-            ended, done.busy_us / 1e6, done.trip_us / 1e6, now, idle=not load.leases
+            outcome_count, done.busy_us / 1e6, done.trip_us / 1e6, now, idle=not load.leases
         )
         self.placement.reindex(load)
         effects = [
@@ -499,19 +499,19 @@ class Dispatch:
         ]
         if unwanted and member.peer is not None:
             effects.append(Send(member.peer, FreeResult(unwanted)))
-        return begun + effects + self.settle(now)
+        return start_reports + effects + self.settle(now)
 
     def started(self, member: Member, numbers: list[int]) -> list[Send]:
         leases = self.loads[member].leases
-        begun: list[Lease] = []
+        begun_leases: list[Lease] = []
         for number in numbers:
             lease = leases.get(number)
             if lease is not None and lease.state not in RUNNING:
                 if lease.session.reports_starts:
-                    begun.append(lease)
+                    begun_leases.append(lease)
                 cancelled = lease.state is LeaseState.CANCELLED
                 lease.enter(LeaseState.ABORTED if cancelled else LeaseState.BEGUN)
-        return _report_begun(begun)
+        return _report_begun(begun_leases)
 
     def leases_returned(self, member: Member, numbers: list[int], now: float) -> list[Send]:
         load = self.loads[member]
@@ -597,22 +597,22 @@ class Dispatch:
             self.placement.put_back(lease, report_before_start=report_before_start)
         return [Send(session.peer, Results(results)) for session, results in cancelled.items()]
 
-    def _abort_leases(self, which: Callable[[Lease], bool], grace_s: float) -> list[Send]:
+    def _abort_leases(self, selects: Callable[[Lease], bool], grace_s: float) -> list[Send]:
         effects: list[Send] = []
         for load in self.loads.values():
             numbers = []
             for number, lease in load.leases.items():
-                if which(lease):
+                if selects(lease):
                     lease.cancel()
                     numbers.append(number)
             if numbers and load.reachable:
                 effects.append(Send(load.member.peer, AbortLeases(numbers, grace_s)))
         return effects
 
-    def _free_held(self, session: CoordinatorSession, *, kept: bool) -> list[Send]:
+    def _free_held(self, session: CoordinatorSession, *, include_values: bool) -> list[Send]:
         by_load: dict[WorkerLoad, list[int]] = {}
         for key, (load, number) in list(session.held.items()):
-            if kept or load.held[number].state is not LeaseState.KEPT:
+            if include_values or load.held[number].state is not LeaseState.KEPT:
                 load.held.pop(number).enter(LeaseState.ENDED)
                 del session.held[key]
                 by_load.setdefault(load, []).append(number)
@@ -667,12 +667,12 @@ class Dispatch:
         keys = {(coordinator, fn) for fn in functions}
         effects: list[Send] = []
         for load in self.loads.values():
-            known = keys & load.known_functions
-            if known:
-                load.known_functions -= known
+            known_keys = keys & load.known_functions
+            if known_keys:
+                load.known_functions -= known_keys
                 if load.reachable:
                     effects.append(
-                        Send(load.member.peer, Forget(coordinator, sorted(fn for _, fn in known)))
+                        Send(load.member.peer, Forget(coordinator, sorted(fn for _, fn in known_keys)))
                     )
         return effects
 

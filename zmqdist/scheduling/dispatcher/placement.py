@@ -130,27 +130,27 @@ class Placement:
     ) -> list[Item]:
         """Remove the work items of these submissions (`Lease.submission`) that still wait, and
         return them."""
-        taken: list[Item] = []
+        removed_items: list[Item] = []
         works = {work for work, _ in submissions}  # millions may wait, so the cheap check is first
 
         def is_wanted(item: Item) -> bool:
             return item[0] in works and (item[0], item[1] >> SUBMISSION_SHIFT) in submissions
 
         for queue in list(session.queues.values()):
-            before = len(taken)
+            before = len(removed_items)
             for band in queue.bands:
                 for name in ("items", "report_before_start"):
                     items: deque[Item] = getattr(band, name)
-                    if any(map(is_wanted, items)):
-                        taken += filter(is_wanted, items)
-                        setattr(band, name, deque(itertools.filterfalse(is_wanted, items)))
-            if len(taken) > before:
+                    if any(map(matches, items)):
+                        removed_items += filter(matches, items)
+                        setattr(band, name, deque(itertools.filterfalse(matches, items)))
+            if len(removed_items) > before:
                 queue.bands = [band for band in queue.bands if len(band)]
-                self._count(queue, before - len(taken))
+                self._count(queue, before - len(removed_items))
                 if not queue.bands:
                     self._remove_ready(queue)
-        session.left_queue += len(taken)
-        return taken
+        session.left_queue += len(removed_items)
+        return removed_items
 
     def drop(self, session: CoordinatorSession) -> None:
         """Remove all waiting work of a session."""
@@ -329,20 +329,20 @@ class Placement:
         """Lease the first `count` items of a queue to a worker. The `for` loop has to be fast,
         because it runs for each work item."""
         session = band.session_queue.session
-        coordinator, known, leases = session.coordinator, load.known_functions, load.leases
+        coordinator, known_functions, leases = session.coordinator, load.known_functions, load.leases
         number = first = self._next_lease
         checked = -1
         for _ in range(count):
             item = items.popleft()
             _, attempt, lost, fn, payload = item
             if fn != checked:
-                if (coordinator, fn) not in known:
+                if (coordinator, fn) not in known_functions:
                     pickled = session.functions.get(fn)
                     # Skip the item: its earlier worker was lost just after the coordinator had
                     # received the result of the item, and the coordinator has dropped the function.
                     if pickled is None:
                         continue
-                    known.add((coordinator, fn))
+                    known_functions.add((coordinator, fn))
                     batch.functions.append((coordinator, fn, pickled))
                 checked = fn
             leases[number] = Lease(session, band, item)
@@ -449,15 +449,15 @@ def _pinned_capacity(load: WorkerLoad) -> int:
 def _worth_stealing_at(load: WorkerLoad) -> float:
     """Return the time from which on it is worth requesting back the work that a worker has not
     begun; 0.0 means at once."""
-    held, window = load.outstanding, load.window
+    count, window = load.outstanding, load.window
     unreported_s = window.trip_s
-    if window.remaining_s(held) >= unreported_s + STEAL_WORTH_S:
+    if window.remaining_s(count) >= unreported_s + STEAL_WORTH_S:
         return 0.0
-    return window.overdue_at(held) + STEAL_WORTH_S
+    return window.overdue_at(count) + STEAL_WORTH_S
 
 
-def _set(workers: OrderedDict[WorkerLoad, None], load: WorkerLoad, wanted: bool) -> None:
-    if wanted:
+def _set(workers: OrderedDict[WorkerLoad, None], load: WorkerLoad, belongs: bool) -> None:
+    if belongs:
         workers.setdefault(load, None)
     elif load in workers:
         del workers[load]

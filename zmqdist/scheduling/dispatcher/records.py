@@ -114,18 +114,18 @@ class WorkWindow:
             return self._busy_s >= SAMPLE_S
         return self._busy_s >= max(SAMPLE_S, self.trip_s / 4) or self._count >= self.limit
 
-    def remaining_s(self, held: int) -> float:
+    def remaining_s(self, count: int) -> float:
         """Return for how many seconds `held` items will probably keep the worker busy; infinite
         while the worker's rate is unknown."""
-        return held / self.rate if self.rate > 0 else float("inf")
+        return count / self.rate if self.rate > 0 else float("inf")
 
-    def overdue_at(self, held: int) -> float:
+    def overdue_at(self, count: int) -> float:
         """Return the time at which all `held` items should have ended. If no item has ended by
         then, the worker runs a slow function."""
         return (
             float("inf")
             if self._since is None
-            else self._since + self.trip_s + self.remaining_s(held)
+            else self._since + self.trip_s + self.remaining_s(count)
         )
 
 

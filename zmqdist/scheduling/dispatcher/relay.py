@@ -84,16 +84,16 @@ class Relay:
             return
         self._pending[number] = (peer, reply)
 
-    def _handle_reply(self, peer: Peer, done: ReadDone, frames: list[memoryview]) -> None:
-        holder, reply = self._pending.get(done.request, (None, None))
+    def _handle_reply(self, peer: Peer, message: ReadDone, frames: list[memoryview]) -> None:
+        holder, reply = self._pending.get(message.request, (None, None))
         if holder is not peer or reply is None:
             return  # the reply is late, or its sender is not the holder
-        del self._pending[done.request]
-        if done.code or len(frames) != 1:
+        del self._pending[message.request]
+        if message.code or len(frames) != 1:
             reply.set_exception(
                 errors.from_code(
-                    done.code or errors.INTERNAL,
-                    done.message or "the reply of the holder has no bytes",
+                    message.code or errors.INTERNAL,
+                    message.message or "the reply of the holder has no bytes",
                 )
             )
         else:

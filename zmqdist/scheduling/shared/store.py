@@ -274,17 +274,17 @@ class BulkStore:
         if frozen is None:
             keys.append((source[:ENDS_BYTES].tobytes() + source[-ENDS_BYTES:].tobytes(), size))
         for bulk in dict.fromkeys(map(self._recent.get, keys)):
-            held = self._held_before(bulk, address, frozen)
-            if held is not None:
-                return held
-        held = self.keep(self._snapshot(part, source) if frozen is None else frozen)
+            equal_part = self._held_before(bulk, address, frozen)
+            if equal_part is not None:
+                return equal_part
+        equal_part = self.keep(self._snapshot(part, source) if frozen is None else frozen)
         with self._lock:
             for key in keys:
-                self._recent[key] = held.bulk
+                self._recent[key] = equal_part.bulk
                 self._recent.move_to_end(key)
             while len(self._recent) > RECENT_MAX:
                 self._recent.popitem(last=False)
-        return held
+        return equal_part
 
     def _held_before(self, bulk: int | None, address: int, frozen: Block | None) -> Held | None:
         """Add a reference to the part `bulk` and return the part, if its bytes are equal to those
@@ -296,10 +296,10 @@ class BulkStore:
             # this reference keeps other threads from freeing the part during the comparison
             entry.uses += 1
         if frozen is None:
-            same = shm_pool.same_bytes(address, shm_pool.address_of(entry.view()), entry.nbytes)
+            is_equal = shm_pool.same_bytes(address, shm_pool.address_of(entry.view()), entry.nbytes)
         else:
-            same = entry.block is not None and entry.block.shows_same(frozen)
-        if same:
+            is_equal = entry.block is not None and entry.block.shows_same(frozen)
+        if is_equal:
             return Held(bulk, entry.nbytes, entry.handle)
         self.free([bulk])
         return None
@@ -484,14 +484,14 @@ class HolderClients:
         finally:
             with self._lock:
                 holder.users -= 1
-                ended = [] if self._holders.get(endpoint) is holder or holder.users else [holder]
-                idle = [name for name, other in self._holders.items() if not other.users]
-                ended += [
+                closing_holders = [] if self._holders.get(endpoint) is holder or holder.users else [holder]
+                idle = [name for name, idle_holder in self._holders.items() if not idle_holder.users]
+                closing_holders += [
                     self._holders.pop(name)
                     for name in idle[: max(0, len(self._holders) - CLIENTS_KEPT)]
                 ]
-            for each in ended:
-                each.client.close()
+            for closing_holder in closing_holders:
+                closing_holder.client.close()
 
     def _reach(self, holder: Holder, address: str) -> None:
         if holder.reached:
@@ -558,7 +558,7 @@ class Fetcher:
     def close(self) -> None:
         self.clients.close()
 
-    def fetch(self, reference: Reference, wanted: Callable[[], bool] = lambda: True) -> list[Any]:
+    def fetch(self, reference: Reference, needed: Callable[[], bool] = lambda: True) -> list[Any]:
         """Return the parts of a payload. Blocks while bytes arrive. Does not free the payload at
         its holder.
 
@@ -576,7 +576,7 @@ class Fetcher:
         far = [index for index, part in enumerate(parts) if isinstance(part, Held)]
         if far:
             buffers = [np.empty(parts[index].size, np.uint8) for index in far]
-            self.read(reference, [parts[index] for index in far], buffers, wanted)
+            self.read(reference, [parts[index] for index in far], buffers, needed)
             for index, buffer in zip(far, buffers, strict=True):
                 parts[index] = buffer
         return parts
@@ -584,20 +584,20 @@ class Fetcher:
     def read(
         self,
         reference: Reference,
-        held: Sequence[Held],
+        held_parts: Sequence[Held],
         into: Sequence[NDArray[np.uint8]],
-        wanted: Callable[[], bool] = lambda: True,
+        needed: Callable[[], bool] = lambda: True,
     ) -> None:
         """Read these parts into arrays of the same sizes. Raises the errors of `fetch`."""
         try:
             with self.clients.use(reference.address, reference.key) as holder:
-                read_parts(holder.client, held, into, wanted)
+                read_parts(holder.client, held_parts, into, needed)
                 return
         except Unreachable as error:
             unreachable = error
         try:
             with self.clients.use(self._dispatcher) as holder:
-                _read_by_relay(holder.client, reference.store, held, into)
+                _read_by_relay(holder.client, reference.store, held_parts, into)
         except errors.NotFoundError:
             raise
         except errors.OpError as error:
@@ -608,9 +608,9 @@ class Fetcher:
 
 def read_parts(
     client: ZmqClient,
-    held: Sequence[Held],
+    held_parts: Sequence[Held],
     into: Sequence[NDArray[np.uint8]],
-    wanted: Callable[[], bool] = lambda: True,
+    needed: Callable[[], bool] = lambda: True,
 ) -> None:
     """Read parts from their holder, with one RPC call for each part. The reply for a part is
     received into the part's array in `into`.
@@ -622,25 +622,25 @@ def read_parts(
     """
     calls = [
         internal_client.start(client, READ, part.bulk, out=buffer, waits_for_server=False)
-        for part, buffer in zip(held, into, strict=True)
+        for part, buffer in zip(held_parts, into, strict=True)
     ]
     try:
         for call in calls:
-            _wait(client, call, wanted)
+            _wait(client, call, needed)
             call.get_value()
     finally:
         for call in calls:
             call.cancel()
 
 
-def _wait(client: ZmqClient, call: StatusOrResult, wanted: Callable[[], bool]) -> None:
+def _wait(client: ZmqClient, call: StatusOrResult, needed: Callable[[], bool]) -> None:
     """Wait until an RPC call has ended. Silence is counted in polls, so that time in which this
     process is stopped does not count."""
-    ended = threading.Event()
-    call.add_done_callback(lambda _: ended.set())
+    end_event = threading.Event()
+    call.add_done_callback(lambda _: end_event.set())
     received, silent_s = -1, 0.0
-    while not ended.wait(POLL_S):
-        if not wanted():
+    while not end_event.wait(POLL_S):
+        if not needed():
             raise errors.CancelledError("this payload is no longer needed")
         received, before = client.snapshot().messages_received, received
         silent_s = 0.0 if received != before else silent_s + POLL_S
@@ -651,12 +651,12 @@ def _wait(client: ZmqClient, call: StatusOrResult, wanted: Callable[[], bool]) -
 
 
 def _read_by_relay(
-    client: ZmqClient, store: int, held: Sequence[Held], into: Sequence[NDArray[np.uint8]]
+    client: ZmqClient, store: int, held_parts: Sequence[Held], into: Sequence[NDArray[np.uint8]]
 ) -> None:
     """Read parts in ranges through the dispatcher. Raises the error of an RPC call that failed."""
     pace = Pace(BULK_WINDOW_BYTES, CHUNK_BYTES)
     on_the_way: deque[tuple[int, StatusOrResult]] = deque()
-    for part, whole in zip(held, into, strict=True):
+    for part, whole in zip(held_parts, into, strict=True):
         offset = 0
         while offset < part.size:
             buffer = whole[offset : offset + pace.chunk_bytes]

@@ -136,12 +136,12 @@ RETRIED_REFUSALS = (errors.ALREADY_EXISTS, errors.FAILED_PRECONDITION)
 may pass."""
 
 
-def earliest(one: float | None, other: float | None) -> float | None:
+def earliest(first: float | None, second: float | None) -> float | None:
     """Return the earlier of two times, where None means never. Does not use the slower `min`,
     because it is called after each event."""
-    if one is None or (other is not None and other < one):
-        return other
-    return one
+    if first is None or (second is not None and second < first):
+        return second
+    return first
 
 
 @dataclass(slots=True)
@@ -488,12 +488,12 @@ class WorkerMachine:
                 self._contact.echoed(now)
                 return []
             case StealRequest(leases):
-                wanted = set(leases)
+                lease_set = set(leases)
                 # Report which of these leases have begun, because a program that cancels work may
                 # wait for this report.
                 for slot in self.slots:
-                    self._started += slot.begun_among(wanted)
-                return self._return_unbegun(wanted)
+                    self._started += slot.begun_among(lease_set)
+                return self._return_unbegun(lease_set)
             case AbortLeases(leases, grace_s):
                 return self._abort_leases(set(leases), now + grace_s)
             case FreeResult(leases):
@@ -521,15 +521,15 @@ class WorkerMachine:
 
     def _register(self, now: float) -> list[Effect]:
         self._contact.note_registration(now)
-        held = [item[0] for item in self.queue]
-        held += [
+        held_leases = [item[0] for item in self.queue]
+        held_leases += [
             lease
             for slot in self.slots
             if slot.state is not SlotState.LEFT_OVER
             for lease in slot.leases()
         ]
-        held += [outcome[0] for outcome in self._outcomes]
-        held += [lease for lease in self.results if lease not in set(held)]
+        held_leases += [outcome[0] for outcome in self._outcomes]
+        held_leases += [lease for lease in self.results if lease not in set(held_leases)]
         stale_leases = [
             (item[0], item[1])
             for slot in self.slots
@@ -538,13 +538,13 @@ class WorkerMachine:
         ]
         template, contact = self._register_template, self._contact
         index = -1 if contact.index_taken else self.index
-        given, serial = index >= 0 and not contact.named, contact.serial
+        by_dispatcher, serial = index >= 0 and not contact.named, contact.serial
         register = replace(
             template,
             index=index,
-            held=held,
+            held=held_leases,
             stale_leases=stale_leases,
-            index_given=given,
+            index_given=by_dispatcher,
             serial=serial,
         )
         return [Send(DISPATCHER, register)]
@@ -642,28 +642,28 @@ class WorkerMachine:
     def _returned(self, leases: list[int]) -> list[Effect]:
         return [*self._contact.report(LeasesReturned(leases))] if leases else []
 
-    def _return_unbegun(self, wanted: set[int]) -> list[Effect]:
-        back = self.queue.take_out(wanted)
+    def _return_unbegun(self, leases: set[int]) -> list[Effect]:
+        back = self.queue.take_out(leases)
         # The report is sent even if `back` is empty, because the dispatcher waits for one
         # LeasesReturned for each StealRequest.
         effects: list[Effect] = [*self._contact.report(LeasesReturned(back))]
         for slot in self.slots:
-            unbegun = wanted & slot.unbegun()
+            unbegun = leases & slot.unbegun()
             if unbegun:
                 slot.to_return |= unbegun
                 effects += _reclaim(slot)
         return effects
 
-    def _abort_leases(self, wanted: set[int], at: float) -> list[Effect]:
-        effects = self._return_unbegun(wanted)
+    def _abort_leases(self, leases: set[int], at: float) -> list[Effect]:
+        effects = self._return_unbegun(leases)
         for slot in self.slots:
             for position, item in slot.given:
-                if item[0] not in wanted:
+                if item[0] not in leases:
                     continue
                 slot.abort_at[item[0]] = at
                 if position == slot.given[0][0]:
                     effects.append(Interrupt(slot.index, position))
-        for lease in wanted & self.results.keys():
+        for lease in leases & self.results.keys():
             del self.results[lease]
             effects.append(FreeBulk(lease))
         return effects
@@ -711,18 +711,18 @@ class WorkerMachine:
         functions: list[tuple[int, int, bytes]] = []
         items: list[tuple[int, int, int, bytes]] = []
         queue, reported = self.queue, self.queue.report_before_start
-        given, known, position = slot.given, slot.known, slot.position
+        slot_items, known_functions, position = slot.given, slot.known, slot.position
         for _ in range(min(count, len(queue))):
             if reported and queue[0][0] in reported:
                 break
             item = queue.popleft()
             _, coordinator, _, fn, payload = item
             key = (coordinator, fn)
-            if key not in known:
-                known.add(key)
+            if key not in known_functions:
+                known_functions.add(key)
                 functions.append((coordinator, fn, self.functions[key]))
             position += 1
-            given.append((position, item))
+            slot_items.append((position, item))
             items.append((position, coordinator, fn, payload))
         slot.position = position
         slot.note_given(len(items), now, was_idle=was_idle)
@@ -738,13 +738,13 @@ class WorkerMachine:
         count = 0
         stale: list[int] = []
         effects: list[Effect] = []
-        given, ended, pinned = slot.given, self._outcomes, self.queue.pinned
+        slot_items, reports, pinned = slot.given, self._outcomes, self.queue.pinned
         left_over = SlotState.LEFT_OVER
         may_be_aborted = bool(slot.abort_at or slot.to_return)
         for position, kind, payload in outcomes:
-            if not given or given[0][0] != position:
+            if not slot_items or slot_items[0][0] != position:
                 continue  # the worker has dropped this lease
-            item = given.popleft()[1]
+            item = slot_items.popleft()[1]
             lease = item[0]
             if kind == NOT_RUN:
                 effects += self._not_run(slot, item)
@@ -761,11 +761,11 @@ class WorkerMachine:
             if aborted and kind == BULK and not self.leaving:
                 effects.append(FreeBulk(lease))
                 kind, payload = CANCELLED, b""
-            ended.append((lease, kind, payload))
+            reports.append((lease, kind, payload))
             if pinned:
                 pinned.discard(lease)
             if kind == BULK:
-                self.results[lease] = ended[-1]
+                self.results[lease] = reports[-1]
         slot.reported_at = now
         if count:
             slot.tune(now, several=self.can_kill)
@@ -783,8 +783,8 @@ class WorkerMachine:
     def _goes_back(self, slot: Slot, lease: int) -> bool:
         """Have a slot forget a lease that it will not run. Return whether the item must go back to
         the dispatcher, and not to the queue."""
-        wanted = lease in slot.to_return
-        return slot.forget_lease(lease) or wanted or self.leaving
+        must_return = lease in slot.to_return
+        return slot.forget_lease(lease) or must_return or self.leaving
 
     def _reclaimed(self, slot: Slot, position: int, now: float) -> list[Effect]:
         unbegun = slot.take_unbegun(position, now)
@@ -847,22 +847,22 @@ class WorkerMachine:
         for key in keys:
             self.functions.pop(key, None)
         for slot in self.slots:
-            known = sorted(
+            slot_keys = sorted(
                 keys if everywhere and slot.state is not SlotState.STARTING else slot.known & keys
             )
-            if known:
-                slot.known.difference_update(known)
-                effects.append(ForgetFunctions(slot.index, known))
+            if slot_keys:
+                slot.known.difference_update(slot_keys)
+                effects.append(ForgetFunctions(slot.index, slot_keys))
         return effects
 
     def _report(self, now: float | None = None) -> list[Effect]:
         """Report outcomes and starts since the last report, in as few messages as possible."""
         if not self.registered or not (self._outcomes or self._started):
             return []
-        outcomes, started = self._outcomes, self._started
+        outcomes, starts = self._outcomes, self._started
         self._outcomes, self._started = [], []
         if not outcomes:
-            return [Send(DISPATCHER, Done([], started))]
+            return [Send(DISPATCHER, Done([], starts))]
         effects: list[Effect] = []
         busy_us = 0
         if now is not None:
@@ -870,9 +870,9 @@ class WorkerMachine:
             busy_us = 0 if since is None else int((now - since) * 1e6)
         for part in split(outcomes):
             effects.append(
-                Send(DISPATCHER, Done(part, started, busy_us, int(self._contact.trip_s * 1e6)))
+                Send(DISPATCHER, Done(part, starts, busy_us, int(self._contact.trip_s * 1e6)))
             )
-            started, busy_us = [], 0
+            starts, busy_us = [], 0
         return effects
 
 
@@ -888,7 +888,7 @@ def _could_balance(slot: Slot, slots: list[Slot], queue: WaitingWork) -> bool:
         return False
     if queue:
         return queue.pinned_is_next
-    return any(other.state is SlotState.READY and not other.given for other in slots)
+    return any(candidate.state is SlotState.READY and not candidate.given for candidate in slots)
 
 
 def _reclaim(slot: Slot) -> list[Effect]:

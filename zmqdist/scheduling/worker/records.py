@@ -152,21 +152,21 @@ class Slot:
         self.reported_to = max(self.reported_to, position) if new else self.reported_to
         return new
 
-    def begun_among(self, wanted: Container[int]) -> list[int]:
+    def begun_among(self, leases: Container[int]) -> list[int]:
         """Return the leases in `wanted` that are known to have begun, even if they were reported
         before.
 
         An earlier report may have been lost with its connection.
         """
-        if self.running in wanted:
+        if self.running in leases:
             self.take_begun()
-        return [item[0] for at, item in self.given if at <= self.reported_to and item[0] in wanted]
+        return [item[0] for at, item in self.given if at <= self.reported_to and item[0] in leases]
 
     def unbegun(self) -> set[int]:
         """Return the leases that are not known to have begun. The first item of the slot counts as
         begun."""
-        begun = max(self.reported_to, self.given[0][0]) if self.given else 0
-        return {item[0] for at, item in self.given if at > begun}
+        begun_position = max(self.reported_to, self.given[0][0]) if self.given else 0
+        return {item[0] for at, item in self.given if at > begun_position}
 
     def take_unbegun(self, position: int, now: float) -> list[Leased]:
         """Remove the items after `position`, which the slot will not begin, and return these items,
@@ -174,12 +174,12 @@ class Slot:
         if self.state is _S.RECLAIMING:
             self.enter(_S.READY)
         self.reported_at = now
-        taken = []
+        removed_items = []
         while self.given and self.given[-1][0] > position:
-            taken.append(self.given.pop()[1])
+            removed_items.append(self.given.pop()[1])
         self.batch = 1
         self._restart(now)
-        return taken
+        return removed_items
 
     def _restart(self, now: float) -> None:
         self._since = now
@@ -243,25 +243,25 @@ class WaitingWork(deque[Leased]):
         if pinned:
             self._put_pinned(pinned)
             items = [item for item in items if item[0] not in self.pinned]
-        place = (
+        index = (
             sum(1 for _ in takewhile(self._goes_first, self))
             if self.pinned
             else self._head_is_announced()
         )
-        self.rotate(-place)
+        self.rotate(-index)
         self.extendleft(reversed(items))
-        self.rotate(place)
+        self.rotate(index)
 
     def take_out(self, leases: Container[int]) -> list[int]:
         """Remove the items with these leases, and return the leases that were in the queue."""
-        taken = [item[0] for item in self if item[0] in leases]
-        if taken:
-            kept = [item for item in self if item[0] not in leases]
+        removed_leases = [item[0] for item in self if item[0] in leases]
+        if removed_leases:
+            rest = [item for item in self if item[0] not in leases]
             self.clear()
-            self.extend(kept)
-            self.report_before_start.difference_update(taken)
-            self.pinned.difference_update(taken)
-        return taken
+            self.extend(rest)
+            self.report_before_start.difference_update(removed_leases)
+            self.pinned.difference_update(removed_leases)
+        return removed_leases
 
     def empty(self) -> list[int]:
         """Remove all items, and return their leases."""

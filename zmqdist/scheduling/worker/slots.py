@@ -262,12 +262,12 @@ def check_descriptors(slots: int) -> None:
     """Raise ResourceExhaustedError if this process may not open enough descriptors for `slots`
     slots. Call it before creating slots."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = slots * SLOT_FDS + OTHER_FDS
-    if limit != resource.RLIM_INFINITY and wanted > limit:
+    descriptors = slots * SLOT_FDS + OTHER_FDS
+    if limit != resource.RLIM_INFINITY and descriptors > limit:
         problem = (
-            f"{slots} slots need {wanted} descriptors, but this process may open only {limit}: "
+            f"{slots} slots need {descriptors} descriptors, but this process may open only {limit}: "
             f"start it with fewer slots,"
-            f" or after `ulimit -n {wanted}`"
+            f" or after `ulimit -n {descriptors}`"
         )
         raise ResourceExhaustedError(problem)
 

@@ -87,9 +87,9 @@ class WorkerCache:
 
     def _copy_of(self, reference: Reference, part: Held) -> NDArray[np.uint8]:
         for _ in range(TRIES):
-            held = self._part(reference, part)
+            copy = self._part(reference, part)
             try:
-                whole: NDArray[np.uint8] = self._store.view(held.bulk).copy()
+                whole: NDArray[np.uint8] = self._store.view(copy.bulk).copy()
                 return whole
             except errors.NotFoundError:
                 # the cache has dropped the part meanwhile, to make room for other parts
@@ -133,7 +133,7 @@ class WorkerCache:
             block = None if pool is None else pool.allocate(part.size)
             buffer = np.empty(part.size, np.uint8) if block is None else block.array()
             self._fetcher.read(reference, [part], [buffer])
-            held = self._store.keep(buffer if block is None else block)
+            copy = self._store.keep(buffer if block is None else block)
         except BaseException as error:
             with self._lock:
                 if self._parts.get(key) is future:
@@ -142,7 +142,7 @@ class WorkerCache:
             future.set_exception(error)
             return
         self.fetches += 1
-        future.set_result(held)
+        future.set_result(copy)
 
     def _trim(self) -> None:
         old: list[Future[Held]] = []
