@@ -105,7 +105,7 @@ def test_a_call_that_was_dropped_takes_no_place_and_is_not_kept() -> None:
     batches.dropped("full", full)
     assert batches.deadline == inf
     assert batches.ready(9.0) == []
-    assert batches.all() == []
+    assert batches.drain() == []
     late = batches.arrived("late", "k", 3, 0.0)
     assert batches.ready(0.0) == ["late"]
     batches.dropped("late", late)  # the batch runs
@@ -129,7 +129,7 @@ def test_every_call_is_in_one_batch_of_its_kind_in_order_within_the_bounds(seed:
         if rng.random() < 0.2:
             batches.dropped(call, batch)
             dropped += 1
-    seen += batches.all()
+    seen += batches.drain()
     assert batches.deadline == inf
     assert sorted(call for batch in seen for call in batch) == sorted(
         {call for batch in seen for call in batch}

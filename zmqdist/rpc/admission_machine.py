@@ -50,17 +50,17 @@ class _Backlog:
 
     Attributes:
       unasked, pulled: bytes of the arguments of these calls, by the way in which they arrive.
-      held: the counted bytes of each call, as a negative number if they are pulled.
+      held_bytes: the counted bytes of each call, as a negative number if they are pulled.
       outside: calls whose arguments are still with the client, each as (bytes, item).
       ready: calls that wait only for a thread, each with its item.
     """
 
-    __slots__ = ("held", "outside", "pulled", "ready", "unasked")
+    __slots__ = ("held_bytes", "outside", "pulled", "ready", "unasked")
 
     def __init__(self) -> None:
         self.unasked = 0
         self.pulled = 0
-        self.held: dict[Hashable, int] = {}
+        self.held_bytes: dict[Hashable, int] = {}
         self.outside: OrderedDict[Hashable, tuple[int, Any]] = OrderedDict()
         self.ready: OrderedDict[Hashable, Any] = OrderedDict()
 
@@ -100,7 +100,7 @@ class FairAdmission:
     def __len__(self) -> int:
         """Return the number of calls that have not begun, wherever their arguments are."""
         return sum(
-            len({*backlog.held, *backlog.outside, *backlog.ready})
+            len({*backlog.held_bytes, *backlog.outside, *backlog.ready})
             for backlog in self._clients.values()
         )
 
@@ -120,7 +120,7 @@ class FairAdmission:
             return f"calls of this client that have not begun hold {backlog.unasked} bytes here, of at most {self._client_unasked_max}"
         if self.unasked + nbytes > self._all_unasked_max and self.unasked:
             return f"calls of all clients that have not begun hold {self.unasked} bytes here, of at most {self._all_unasked_max}"
-        backlog.held[key] = nbytes
+        backlog.held_bytes[key] = nbytes
         backlog.unasked += nbytes
         self.unasked += nbytes
         return ""
@@ -147,7 +147,7 @@ class FairAdmission:
                 # ever
                 return None
             del backlog.outside[key]
-            backlog.held[key] = -nbytes
+            backlog.held_bytes[key] = -nbytes
             backlog.pulled += nbytes
             self.pulled += nbytes
             self.outside.move_to_end(client)
@@ -178,7 +178,7 @@ class FairAdmission:
         self.count -= 1
         if backlog.ready:
             self._in_turn[client] = backlog
-        if backlog.held:
+        if backlog.held_bytes:
             self._uncount(backlog, key)
         return item
 
@@ -225,7 +225,7 @@ class FairAdmission:
         calls: list[tuple[Any, Any, Any]] = []
         for client, backlog in self._clients.items():
             calls += [(client, key, item) for key, (_, item) in backlog.outside.items()]
-            calls += [(client, key, None) for key in backlog.held if key not in backlog.ready]
+            calls += [(client, key, None) for key in backlog.held_bytes if key not in backlog.ready]
             if ready:
                 calls += [(client, key, item) for key, item in backlog.ready.items()]
         for client, key, _ in calls:
@@ -238,7 +238,7 @@ class FairAdmission:
         return [] if backlog is None else list(backlog.ready.values())
 
     def _uncount(self, backlog: _Backlog, key: Hashable) -> None:
-        nbytes = backlog.held.pop(key, 0)
+        nbytes = backlog.held_bytes.pop(key, 0)
         if nbytes > 0:
             backlog.unasked -= nbytes
             self.unasked -= nbytes
@@ -258,7 +258,7 @@ class StallDetector:
     def __init__(self, limit_s: float = STALL_S) -> None:
         self.deadline: float | None = None
         self._limit_s = limit_s
-        self._ended = -1
+        self._ended_count = -1
         self._since = 0.0
         self._reported = False
 
@@ -270,10 +270,10 @@ class StallDetector:
           ended: number of calls that have ended so far.
         """
         if not stuck:
-            self.deadline, self._ended, self._reported = None, -1, False
+            self.deadline, self._ended_count, self._reported = None, -1, False
             return False
-        if ended_count != self._ended:
-            self._ended, self._since, self._reported = ended_count, now, False
+        if ended_count != self._ended_count:
+            self._ended_count, self._since, self._reported = ended_count, now, False
         due_now = not self._reported and now - self._since >= self._limit_s
         self._reported = self._reported or due_now
         self.deadline = (now if self._reported else self._since) + self._limit_s

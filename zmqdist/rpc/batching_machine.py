@@ -111,7 +111,7 @@ class Batches(Generic[T]):
         oldest = next(iter(self._open.values()), None)
         return inf if oldest is None else oldest.since + self._delay_s
 
-    def all(self) -> list[list[T]]:
+    def drain(self) -> list[list[T]]:
         """Return the calls of every batch, closed or not, and forget all batches."""
         batches = self._present()
         self._closed.clear()

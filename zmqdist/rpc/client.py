@@ -196,7 +196,7 @@ class StatusOrResult(NotAFuture):
         asyncio task is cancelled, the call is cancelled, too.
         """
         if self._value is None and not self._call.ended:
-            yield from ended(self._channel, self._call).__await__()
+            yield from call_end(self._channel, self._call).__await__()
         return self.get_value()
 
     def __repr__(self) -> str:
@@ -240,7 +240,7 @@ def read_as(result: StatusOrResult, read: Callable[[ClientCall, str], Any]) -> S
     return StatusOrResult(result._channel, result._call, read)
 
 
-async def ended(channel: Channel, call: ClientCall) -> None:
+async def call_end(channel: Channel, call: ClientCall) -> None:
     """Wait in an asyncio loop until the call has ended. If the waiting asyncio task is cancelled,
     cancel the call, too."""
     import asyncio  # imported here, so that programs without asyncio do not load it
@@ -397,9 +397,9 @@ class Stream:
         try:
             while not self._ready and self._call is not None:
                 try:
-                    await ended(self._channel, self._call)
+                    await call_end(self._channel, self._call)
                 except BaseException:
-                    # the asyncio task was cancelled, and `ended` has cancelled the call in flight
+                    # the asyncio task was cancelled, and `call_end` has cancelled the call in flight
                     self.close()
                     raise
                 self._take()

@@ -62,7 +62,7 @@ class HandlerPool:
         self._running: list[Work | None] = []
         self._busy = 0
         self._idle = 0
-        self._ended = 0
+        self._ended_count = 0
         self._wake: SimpleQueue[bool] = SimpleQueue()
 
     # -- adding work -------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class HandlerPool:
         with self._lock:
             return self._admission.count, self._busy, len(self._running), self._threads_max
 
-    def held(self) -> int:
+    def held_bytes(self) -> int:
         """Return the bytes of arguments of calls that have not begun."""
         with self._lock:
             return self._admission.unasked + self._admission.pulled
@@ -176,7 +176,7 @@ class HandlerPool:
             full = self.unfinished > self._threads_max
             return (
                 full,
-                self._ended,
+                self._ended_count,
                 [work for work in self._running if work is not None] if full else [],
             )
 
@@ -202,7 +202,7 @@ class HandlerPool:
         while True:
             with self._lock:
                 if running[number] is not None:
-                    self._ended += 1
+                    self._ended_count += 1
                     self._busy -= 1
                 work = running[number] = admission.next() if admission.count else None
                 if work is not None:

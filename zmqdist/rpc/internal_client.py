@@ -191,9 +191,9 @@ class LoopClient:
     def handle_message(self, message: Reply | Replies) -> None:
         """Process a message of the server that has replies."""
         for reply in message.items if isinstance(message, Replies) else (message,):
-            self._ended(reply)
+            self._settle(reply)
 
-    def _ended(self, reply: Reply) -> None:
+    def _settle(self, reply: Reply) -> None:
         then = self._waiting.pop(reply.id, None)
         if then is None:
             return

@@ -316,29 +316,38 @@ class Parameters:
         self.signature = signature
         self.least = 0
         self.most: int | None = None
-        self._places: dict[str, int] = {}
+        self._positions: dict[str, int] = {}
         self.optional: set[int] = set()
         self._names: set[str] | None = None
         if signature is None:
             return
         parameters = list(signature.parameters.values())
-        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        positional = [
+            p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
         self.least = sum(p.default is p.empty for p in positional)
         if all(p.kind is not p.VAR_POSITIONAL for p in parameters):
             self.most = len(positional)
-        self._places = {
-            p.name: position for position, p in enumerate(positional) if p.kind is p.POSITIONAL_OR_KEYWORD
+        self._positions = {
+            p.name: position
+            for position, p in enumerate(positional)
+            if p.kind is p.POSITIONAL_OR_KEYWORD
         }
-        self.optional = {position for position, p in enumerate(positional) if p.default is not p.empty}
+        self.optional = {
+            position for position, p in enumerate(positional) if p.default is not p.empty
+        }
         if all(p.kind is not p.VAR_KEYWORD for p in parameters):
-            self._names = {*self._places, *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)}
+            self._names = {
+                *self._positions,
+                *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY),
+            }
 
     def problem(self, count: int) -> str | None:
         """Return why a call with `count` positional arguments and no other arguments is wrong, or
         None if it is right."""
         if self.least <= count and (self.most is None or count <= self.most):
             return None
-        return _wanted(self.least, self.most, count)
+        return _count_problem(self.least, self.most, count)
 
     def check_names(self, count: int, named: Mapping[str, Any]) -> None:
         """Check the names of arguments that are given beside `count` positional arguments. Raises
@@ -348,7 +357,7 @@ class Parameters:
                 # no argument is named "", because this key holds the positional arguments in a body
                 # (methods.py)
                 raise _unexpected(name)
-            if self._places.get(name, count) < count:
+            if self._positions.get(name, count) < count:
                 raise _twice(name)
 
     def fit(
@@ -366,7 +375,7 @@ class Parameters:
         """
         by_position = dict(enumerate(args))
         for name, value in named.items():
-            position = self._places.get(name, len(specs))
+            position = self._positions.get(name, len(specs))
             if position >= len(specs):
                 raise _unexpected(name)
             if position in by_position:
@@ -374,7 +383,7 @@ class Parameters:
             by_position[position] = value
         needed = set(range(len(specs))) - self.optional
         if len(args) > len(specs) or not (named or needed <= by_position.keys()):
-            raise ValueError(_wanted(len(needed), len(specs), len(by_position)))
+            raise ValueError(_count_problem(len(needed), len(specs), len(by_position)))
         missing = needed - by_position.keys()
         if missing:
             raise ValueError(f"argument {min(missing)} is missing")
@@ -385,7 +394,7 @@ class Parameters:
         leading = next(position for position in range(len(specs) + 1) if position not in fitted)
         by_name = {
             name: fitted[position]
-            for name, position in self._places.items()
+            for name, position in self._positions.items()
             if leading < position and position in fitted
         }
         return [fitted[position] for position in range(leading)], by_name
@@ -399,7 +408,7 @@ def _twice(name: str) -> TypeError:
     return TypeError(f"got multiple values for argument {name!r}")
 
 
-def _wanted(least: int, most: int | None, count: int) -> str:
+def _count_problem(least: int, most: int | None, count: int) -> str:
     counts = least if most in (None, least) else f"{least} to {most}"
     return f"expected {'at least ' if most is None else ''}{counts} arguments, given {count}"
 

@@ -115,10 +115,10 @@ def snapshot(parts: Sequence[Any], *, lends: bool, still: bool) -> Sequence[Sour
     """
     if not is_large(parts):
         return parts
-    return [_one(part, lends, still or type(part) is bytes) for part in parts]
+    return [_source_of(part, lends, still or type(part) is bytes) for part in parts]
 
 
-def _one(part: Any, lends: bool, still: bool) -> Source:
+def _source_of(part: Any, lends: bool, still: bool) -> Source:
     pool = this_pool()
     if pool is None:
         return part if still else _copied(part)
@@ -244,7 +244,13 @@ def _works_here() -> bool:
         [(np.empty(size, np.uint8), 1)],
         [{"a": np.empty(size, np.uint8)}],
     ]
-    referenced_boxes: list[list[Any]] = [[referenced], [view], [box], [[referenced]], [{"a": referenced}]]
+    referenced_boxes: list[list[Any]] = [
+        [referenced],
+        [view],
+        [box],
+        [[referenced]],
+        [{"a": referenced}],
+    ]
     referenced_boxes += [
         [np.ndarray((size,), np.uint8, referenced)],
         [np.ndarray((2**20,), np.uint8, received)],

@@ -188,7 +188,7 @@ class ZmqServer(RpcServer):
         self._service = RpcService(threads_max=threads_max)
         self._loop: Loop | None = None
         self._pid = 0
-        self._stopped = False
+        self._is_closed = False
 
     @property
     def address(self) -> str:
@@ -245,7 +245,7 @@ class ZmqServer(RpcServer):
           FailedPreconditionError: the address needs keys that are missing, or the server was
             stopped before.
         """
-        if self._stopped:
+        if self._is_closed:
             raise FailedPreconditionError("this server was stopped: make a new one")
         if self._loop is not None:
             return
@@ -284,7 +284,7 @@ class ZmqServer(RpcServer):
         """
         grace_s = duration("grace_s", grace_s)
         loop, self._loop = self._loop, None
-        self._stopped = True
+        self._is_closed = True
         if loop is not None and os.getpid() == self._pid:
             _stop(self._service, loop, grace_s, self._address)
 
@@ -314,7 +314,7 @@ class ZmqServer(RpcServer):
 
     @safe_repr
     def __repr__(self) -> str:
-        return f"at {self._address}: {'stopped' if self._stopped else 'not started' if self._loop is None else 'serving'}"
+        return f"at {self._address}: {'stopped' if self._is_closed else 'not started' if self._loop is None else 'serving'}"
 
     def __enter__(self) -> ZmqServer:
         self.start()

@@ -188,9 +188,9 @@ class Batched:
 
     def close(self) -> None:
         """Run all waiting calls without further delay, because the server stops."""
-        for batch in self._batches.all():
+        for batch in self._batches.drain():
             for waiting in batch:
-                waiting.call.begun()
+                waiting.call.note_begin()
             self._service.submit(self._run, batch, refuse=partial(_refuse, batch))
 
     def _run_next(self) -> None:
@@ -202,7 +202,7 @@ class Batched:
                 return
             needed_calls = [waiting for waiting in batch if waiting.call.wanted()]
             for waiting in batch:
-                waiting.call.begun()
+                waiting.call.note_begin()
                 if not waiting.call.wanted():
                     waiting.call.fail(
                         DeadlineExceededError(
@@ -308,7 +308,7 @@ class Generators:
         """Return the number of streams that are open at a client, or whose generators still run."""
         return len(self._running.union(*(streams.values() for streams in self._by_peer.values())))
 
-    def peer_gone(self, peer: Peer) -> None:
+    def drop_peer(self, peer: Peer) -> None:
         """Close the streams of a client that has disconnected."""
         for stream in self._by_peer.pop(peer, {}).values():
             stream.close(errors.UNAVAILABLE, "its client has gone")
@@ -321,7 +321,7 @@ class Generators:
             stream.close(errors.UNAVAILABLE, "the server has stopped")
         return [stream.thread for stream in self._running]
 
-    def ended(self, stream: _Stream) -> None:
+    def forget(self, stream: _Stream) -> None:
         """Record that the generator of a stream, and its thread, have ended."""
         self._running.discard(stream)
         self._forget_if_over(stream)
@@ -463,7 +463,7 @@ class _Stream:
             if self._end is None:
                 self._end = end
                 self._reply()
-        self._service.soon(self._owner.ended, self)
+        self._service.soon(self._owner.forget, self)
 
     def _run_generator(self, args: Any, named: dict[str, Any]) -> tuple[int, str]:
         """Run the generator until it ends or the stream is closed. Return (code, message) of the
@@ -588,10 +588,10 @@ class PendingCall:
         """Return whether the caller still waits for the reply."""
         return self._served.is_wanted(time.monotonic())
 
-    def begun(self) -> None:
+    def note_begin(self) -> None:
         """Record that a batched call has begun to run, so that its arguments no longer count as
         waiting. The loop calls this."""
-        self._service.begun(self._served)
+        self._service.note_begin(self._served)
 
     def on_dropped(self, fn: Callable[[], None]) -> None:
         """Have the loop call `fn` if the caller cancels the call or disconnects before the reply.
@@ -744,7 +744,7 @@ class RpcService:
         router.on(Call, self._called)
         router.on(Calls, self._called_many)
         router.on(CancelCall, lambda peer, message, frames: self._cancelled(peer, message.id))
-        router.on_gone.append(self._peer_gone)
+        router.on_gone.append(self._note_disconnect)
         loop.at_end_of_turn(self._send_replies)
 
     def say_goodbye(self, reason: str) -> None:
@@ -838,7 +838,7 @@ class RpcService:
             threads=threads,
             threads_max=threads_max,
             calls_batched=sum(map(len, self._batched)),
-            bytes_waiting=self._pool.held(),
+            bytes_waiting=self._pool.held_bytes(),
             streams=len(self._generators),
             transfers=sum(len(channel.tracked) for channel in channels),
             bytes_unsent=sum(channel.undelivered for channel in channels),
@@ -1030,7 +1030,7 @@ class RpcService:
         if frames is not None:
             self._run(served, peer, method, body, frames)
         else:
-            self.begun(served)
+            self.note_begin(served)
             self._finished(served, peer, failed(served.id, WireError(peer.name, problem)), ())
 
     def _run(
@@ -1043,7 +1043,7 @@ class RpcService:
                 args, named = method.arguments(body, frames, peer.name)
                 method.fn(PendingCall(self, served, peer), *args, **named)
             except BaseException as error:
-                self.begun(served)
+                self.note_begin(served)
                 self._finished(served, peer, failed(served.id, error), ())
         elif method.streaming:
             problem = InvalidArgumentError(
@@ -1084,10 +1084,10 @@ class RpcService:
 
     def drop(self, served: ServedCall) -> None:
         """Remove a call that will get no reply."""
-        self.begun(served)
+        self.note_begin(served)
         self._calls.finished(served)
 
-    def begun(self, served: ServedCall) -> None:
+    def note_begin(self, served: ServedCall) -> None:
         """Stop counting the arguments of a call as waiting, because the call has begun or ended.
         Only the loop may use this."""
         self._pool.dropped(served.peer, served)
@@ -1128,13 +1128,13 @@ class RpcService:
             )
         self._loop.set_timer(detector, detector.deadline, self._check_blocked)
 
-    def _peer_gone(self, peer: Peer) -> None:
+    def _note_disconnect(self, peer: Peer) -> None:
         self._pool.owner_lost(peer)
         self._swept_at.pop(peer, None)
         for served in self._calls.peer_gone(peer):
             if served.on_dropped is not None:
                 served.on_dropped()
-        self._generators.peer_gone(peer)
+        self._generators.drop_peer(peer)
         self._let_in()
 
     def _cancelled(self, peer: Peer, id: int) -> None:

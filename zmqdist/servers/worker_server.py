@@ -93,8 +93,8 @@ class WorkerServer:
                 raise errors.FailedPreconditionError(
                     "Server cannot be started after it has been stopped"
                 )
-            if not runtime.started:
-                runtime.started = True
+            if not runtime.start_requested:
+                runtime.start_requested = True
                 runtime.open()
         runtime.wait_registered()
 
@@ -131,7 +131,7 @@ class WorkerServer:
     @property
     def ended(self) -> Exit | None:
         """How the worker ended; None while it runs."""
-        return self._runtime.ended
+        return self._runtime.exit
 
     @property
     def in_contact(self) -> bool:

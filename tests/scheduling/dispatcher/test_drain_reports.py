@@ -18,7 +18,7 @@ from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.data.service.dispatcher.machine.snapshot import DataTaskRow
 from zmqdist.messages import Message, Ping, ResultReceived, WorkDescribed
 from zmqdist.scheduling.coordinator import runtime as coordinator_runtime
-from zmqdist.scheduling.dispatcher import drain_report, drain_reporter
+from zmqdist.scheduling.dispatcher import drain_report
 from zmqdist.scheduling.dispatcher.drain_report import DrainReport
 from zmqdist.transport.dealer import DealerConnection
 
@@ -26,7 +26,7 @@ from zmqdist.transport.dealer import DealerConnection
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[zd.local_cluster]:
     # On a busy machine a program may need more than the default.
-    monkeypatch.setattr(drain_reporter, "DESCRIBED_S", 20.0)
+    monkeypatch.setattr(drain_report, "DESCRIBED_S", 20.0)
     with zd.local_cluster(workers=1, slots=2, processes=False) as made:
         yield made
 
@@ -190,7 +190,7 @@ def test_values_of_a_program_that_does_not_reply_count_as_lost(
         value = coordinator.schedule(make, (1,), lineage=True)
         coordinator.join()
         monkeypatch.setattr(coordinator_runtime, "described", lambda *_: Ping())
-        monkeypatch.setattr(drain_reporter, "DESCRIBED_S", 0.1)
+        monkeypatch.setattr(drain_report, "DESCRIBED_S", 0.1)
         monkeypatch.setattr(drain_report, "DESCRIBED_S", 0.1)
         (report,) = cluster.dispatcher.drain_reports()
         assert value.work

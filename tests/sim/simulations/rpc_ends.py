@@ -631,7 +631,7 @@ class SimRpcServer(SimEnd):
         self.leaving = True
         for peer in self.peers:
             peer.send_down(Goodbye("the server stops"))
-        for batch in self.batches.all():
+        for batch in self.batches.drain():
             self.account.batches.closed([work.question for work in batch])
             for work in batch:
                 self._drop_turn(work.served)

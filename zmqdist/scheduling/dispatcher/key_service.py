@@ -109,7 +109,7 @@ class KeyService:
         router.on(Join, self._handle_join, frozenset({JOINING, "client", "submit", "worker"}))
         for kind in (AskKey, NewKey):
             router.on(kind, self._handle_message, frozenset({"client", "submit", "worker"}))
-        router.on_gone.append(self._peer_gone)
+        router.on_gone.append(self._note_disconnect)
         service.register("keys", self._list, inline=True, roles=frozenset())
         service.register("keys_token", self.open_join, inline=True, roles=frozenset())
         service.register_later("keys_revoke", self._revoke, roles=frozenset())
@@ -208,7 +208,7 @@ class KeyService:
     def _handle_message(self, peer: Peer, message: Message, _frames: list[memoryview]) -> None:
         self._handle(KeyHeard(Heard(peer, message), peer.key, time.time()))
 
-    def _peer_gone(self, peer: Peer) -> None:
+    def _note_disconnect(self, peer: Peer) -> None:
         self._tried.discard(peer)
         self._handle(PeerGone(peer))
 

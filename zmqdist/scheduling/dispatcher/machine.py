@@ -177,7 +177,7 @@ class Dispatch:
         self.sessions: dict[Peer, CoordinatorSession] = {}
         self._closed_sessions: dict[int, list[CoordinatorSession]] = {}
         self._ending_sessions: dict[CoordinatorSession, None] = {}
-        """The sessions that have not been told yet that their `round_ended` has ended."""
+        """The sessions that have not been told yet that their `closed_round` has ended."""
         self._full_sessions: dict[CoordinatorSession, None] = {}
         self._forget_at: dict[int, float] = {}
         """The time at which all workers forget a coordinator's numbers (P16), for each coordinator
@@ -225,14 +225,16 @@ class Dispatch:
             ]
         effects: list[Send] = []
         for earlier_session in earlier:
-            effects += self.coordinator_gone(earlier_session.peer, now)
+            effects += self.end_session(earlier_session.peer, now)
             # Another program with this number gets this Refused. A coordinator that has reconnected
             # does not: its old connection has ended.
             if earlier_session.peer != peer:
-                effects.append(Send(earlier_session.peer, Refused(errors.ABORTED, DISPLACED, final=True)))
+                effects.append(
+                    Send(earlier_session.peer, Refused(errors.ABORTED, DISPLACED, final=True))
+                )
         self._forget_at.pop(message.coordinator, None)
         session = CoordinatorSession(
-            message.coordinator, peer, message.queue_max, round_ended=message.round - 1
+            message.coordinator, peer, message.queue_max, closed_round=message.round - 1
         )
         session.watches_members, session.reports_starts = (
             message.watch_members,
@@ -258,10 +260,10 @@ class Dispatch:
         self, session: CoordinatorSession, functions: list[int], *, everywhere: bool = False
     ) -> list[Send]:
         if everywhere:
-            return self._forget_by_all(session.coordinator, functions)
+            return self._forget_everywhere(session.coordinator, functions)
         for fn in functions:
             session.functions.pop(fn, None)
-        return self._forget_where_known(session.coordinator, functions)
+        return self._forget_functions(session.coordinator, functions)
 
     def submit(self, session: CoordinatorSession, message: Submit, now: float) -> list[Send]:
         main = session
@@ -273,7 +275,7 @@ class Dispatch:
                     session.coordinator, session.peer, QUEUE_MAX, functions=session.functions
                 )
             session = session.detached
-        elif message.round <= session.round_ended:
+        elif message.round <= session.closed_round:
             # the work arrives after the coordinator's request to end its round
             return []
         if session.queued + len(message.items) > 2 * session.queue_max + BATCH_ITEMS_MAX:
@@ -295,7 +297,8 @@ class Dispatch:
         results: list[Result] = []
         for part in session.with_detached:
             results += [
-                (item[0], item[1], CANCELLED, b"") for item in self.placement.take_out(part, submissions)
+                (item[0], item[1], CANCELLED, b"")
+                for item in self.placement.take_out(part, submissions)
             ]
         effects = [Send(session.peer, Results(part)) for part in split(results)]
         if message.unless_begun:
@@ -304,10 +307,14 @@ class Dispatch:
         for part in parts:
             for (work, attempt), (load, number) in part.held.items():
                 lease = load.held[number]
-                if lease.state is LeaseState.HELD and (work, attempt >> SUBMISSION_SHIFT) in submissions:
+                if (
+                    lease.state is LeaseState.HELD
+                    and (work, attempt >> SUBMISSION_SHIFT) in submissions
+                ):
                     lease.enter(LeaseState.UNNEEDED)  # the coordinator may still receive it
         return effects + self._abort_leases(
-            lambda lease: lease.session in parts and lease.submission in submissions, message.grace_s
+            lambda lease: lease.session in parts and lease.submission in submissions,
+            message.grace_s,
         )
 
     def _cancel_unbegun(
@@ -333,15 +340,15 @@ class Dispatch:
                         lease.enter(LeaseState.ASSIGNED)
             if steal:
                 effects.append(Send(load.member.peer, StealRequest(steal)))
-            effects += _report_begun(begun_leases)
+            effects += _start_messages(begun_leases)
         return effects
 
     def end_round(self, session: CoordinatorSession, message: EndRound, now: float) -> list[Send]:
-        session.round_ended = message.round
+        session.closed_round = message.round
         self._ending_sessions[session] = None
         self.placement.drop(session)
         effects = self._abort_leases(lambda lease: lease.session is session, message.grace_s)
-        return effects + self._free_held(session, kept=False) + self.settle(now)
+        return effects + self._free_results_of(session, include_values=False) + self.settle(now)
 
     def result_received(self, session: CoordinatorSession, message: ResultReceived) -> list[Send]:
         by_load: dict[WorkerLoad, list[int]] = {}
@@ -363,7 +370,7 @@ class Dispatch:
                 by_load.setdefault(load, []).append(number)
         return _free_results(by_load)
 
-    def coordinator_gone(self, peer: Peer, now: float, *, left: bool = False) -> list[Send]:
+    def end_session(self, peer: Peer, now: float, *, left: bool = False) -> list[Send]:
         """End the session of this connection. `left` says whether the coordinator has said Goodbye,
         so that it will not reconnect."""
         session = self.sessions.pop(peer, None)
@@ -376,14 +383,14 @@ class Dispatch:
         for part in session.with_detached:
             part.closed = True
             self.placement.drop(part)
-            effects += self._free_held(part, kept=True)
+            effects += self._free_results_of(part, include_values=True)
         parts = session.with_detached
         effects = self._abort_leases(lambda lease: lease.session in parts, 0.0) + effects
-        effects += self._forget_where_known(session.coordinator, list(session.functions))
+        effects += self._forget_functions(session.coordinator, list(session.functions))
         session.functions.clear()
         if session.detached is not None:
             if left:
-                effects += self._forget_by_all(session.coordinator, [ALL_NUMBERS])
+                effects += self._forget_everywhere(session.coordinator, [ALL_NUMBERS])
             else:
                 self._forget_at[session.coordinator] = now + self._lease_s
         if not session.is_quiet(now):
@@ -396,7 +403,7 @@ class Dispatch:
         load = self.loads[member] = WorkerLoad(member, WorkWindow(member.slots), member.name)
         load.stale_leases = dict(register.stale_leases)
         self.placement.add_worker(load)
-        effects = _abort_unknown(load, register.held)
+        effects = _abort_strays(load, register.held)
         effects += self._report_worker_count() if len(self.loads) == 1 else []
         return effects + self._report_members(Members([_member_row(member)], []))
 
@@ -411,7 +418,9 @@ class Dispatch:
         vanished = [load.leases.pop(number) for number in list(load.leases) if number not in still]
         unheld = [load.held.pop(number) for number in list(load.held) if number not in still]
         lease_numbers = load.leases.keys() | load.held.keys()
-        effects = _abort_unknown(load, [number for number in register.held if number not in lease_numbers])
+        effects = _abort_strays(
+            load, [number for number in register.held if number not in lease_numbers]
+        )
         effects += self._give_back(unheld)
         leases = load.leases.items()
         cut = [number for number, lease in leases if lease.state in OUTCOME_IGNORED]
@@ -455,9 +464,9 @@ class Dispatch:
             effects += self._report_worker_count()
         return effects + self.settle(now)
 
-    def done(self, member: Member, done: Done, now: float) -> list[Send]:
+    def take_outcomes(self, member: Member, done: Done, now: float) -> list[Send]:
         load = self.loads[member]
-        start_reports = self.started(member, done.started) if done.started else []
+        start_reports = self.note_starts(member, done.started) if done.started else []
         self._stalls.moved(now)
         by_session: dict[CoordinatorSession, list[Result]] = {}
         unwanted: list[int] = []
@@ -487,7 +496,7 @@ class Dispatch:
             work, attempt, _, _, _ = lease.item
             results.append((work, attempt, kind, payload))
         outcome_count = before - len(leases)
-        load.done += outcome_count
+        load.done_count += outcome_count
         load.window.note_returned(
             outcome_count, done.busy_us / 1e6, done.trip_us / 1e6, now, idle=not load.leases
         )
@@ -501,7 +510,7 @@ class Dispatch:
             effects.append(Send(member.peer, FreeResult(unwanted)))
         return start_reports + effects + self.settle(now)
 
-    def started(self, member: Member, numbers: list[int]) -> list[Send]:
+    def note_starts(self, member: Member, numbers: list[int]) -> list[Send]:
         leases = self.loads[member].leases
         begun_leases: list[Lease] = []
         for number in numbers:
@@ -511,7 +520,7 @@ class Dispatch:
                     begun_leases.append(lease)
                 cancelled = lease.state is LeaseState.CANCELLED
                 lease.enter(LeaseState.ABORTED if cancelled else LeaseState.BEGUN)
-        return _report_begun(begun_leases)
+        return _start_messages(begun_leases)
 
     def leases_returned(self, member: Member, numbers: list[int], now: float) -> list[Send]:
         load = self.loads[member]
@@ -609,7 +618,7 @@ class Dispatch:
                 effects.append(Send(load.member.peer, AbortLeases(numbers, grace_s)))
         return effects
 
-    def _free_held(self, session: CoordinatorSession, *, include_values: bool) -> list[Send]:
+    def _free_results_of(self, session: CoordinatorSession, *, include_values: bool) -> list[Send]:
         by_load: dict[WorkerLoad, list[int]] = {}
         for key, (load, number) in list(session.held.items()):
             if include_values or load.held[number].state is not LeaseState.KEPT:
@@ -628,7 +637,7 @@ class Dispatch:
                 number for number, until in self._forget_at.items() if until <= now
             ]:
                 del self._forget_at[coordinator]
-                effects += self._forget_by_all(coordinator, [ALL_NUMBERS])
+                effects += self._forget_everywhere(coordinator, [ALL_NUMBERS])
         if not self._ending_sessions and not self._closed_sessions:
             return effects
         for coordinator, closed in list(self._closed_sessions.items()):
@@ -642,7 +651,7 @@ class Dispatch:
                 or self._has_stale_leases(session)
             ):
                 continue
-            effects.append(Send(session.peer, RoundEnded(session.round_ended)))
+            effects.append(Send(session.peer, RoundEnded(session.closed_round)))
             del self._ending_sessions[session]
         return effects
 
@@ -653,7 +662,7 @@ class Dispatch:
 
     # -- small things ------------------------------------------------------------------------------
 
-    def _forget_by_all(self, coordinator: int, numbers: list[int]) -> list[Send]:
+    def _forget_everywhere(self, coordinator: int, numbers: list[int]) -> list[Send]:
         forget = Forget(coordinator, numbers, everywhere=True)
         effects: list[Send] = []
         for load in self.loads.values():
@@ -663,7 +672,7 @@ class Dispatch:
                 load.undelivered_forgets.append(forget)
         return effects
 
-    def _forget_where_known(self, coordinator: int, functions: list[int]) -> list[Send]:
+    def _forget_functions(self, coordinator: int, functions: list[int]) -> list[Send]:
         keys = {(coordinator, fn) for fn in functions}
         effects: list[Send] = []
         for load in self.loads.values():
@@ -672,7 +681,10 @@ class Dispatch:
                 load.known_functions -= known_keys
                 if load.reachable:
                     effects.append(
-                        Send(load.member.peer, Forget(coordinator, sorted(fn for _, fn in known_keys)))
+                        Send(
+                            load.member.peer,
+                            Forget(coordinator, sorted(fn for _, fn in known_keys)),
+                        )
                     )
         return effects
 
@@ -701,7 +713,7 @@ class Dispatch:
         return effects
 
 
-def _abort_unknown(load: WorkerLoad, numbers: list[int]) -> list[Send]:
+def _abort_strays(load: WorkerLoad, numbers: list[int]) -> list[Send]:
     """Abort leases that the worker still has but that no longer exist at the dispatcher (P2)."""
     return [Send(load.member.peer, AbortLeases(numbers, 0.0))] if numbers else []
 
@@ -714,7 +726,7 @@ def _free_results(by_load: dict[WorkerLoad, list[int]]) -> list[Send]:
     ]
 
 
-def _report_begun(leases: Iterable[Lease]) -> list[Send]:
+def _start_messages(leases: Iterable[Lease]) -> list[Send]:
     by_session: dict[CoordinatorSession, list[tuple[int, int]]] = {}
     for lease in leases:
         by_session.setdefault(lease.session, []).append((lease.work, lease.attempt))
@@ -919,7 +931,7 @@ class Broker:
                 else:
                     effects = self._from_newcomer(peer, message, now, watched)
             case PeerGone(peer) | PeerExpelled(peer):
-                effects = self.dispatch.coordinator_gone(peer, now)
+                effects = self.dispatch.end_session(peer, now)
                 effects += self._apply(self.membership.handle(event, now), now)
             case ProcessExited():
                 effects = self._apply(self.membership.handle(event, now), now)
@@ -1009,7 +1021,7 @@ class Broker:
             leases=len(load.leases),
             running=sum(lease.state in RUNNING for lease in load.leases.values()),
             window=load.window.limit,
-            done=load.done,
+            done=load.done_count,
             rate=load.window.rate,
             joined_at=member.joined_at,
             heard_at=member.heard_at,
@@ -1021,7 +1033,7 @@ class Broker:
     def _from_worker(self, member: Member, peer: Peer, message: Message, now: float) -> list[Send]:
         match message:
             case Done():
-                return self.dispatch.done(member, message, now)
+                return self.dispatch.take_outcomes(member, message, now)
             case LeasesReturned(leases):
                 return self.dispatch.leases_returned(member, leases, now)
             case SlotsLost():
@@ -1052,7 +1064,7 @@ class Broker:
             case RegisterCoordinator():
                 return self.dispatch.register_coordinator(peer, message, now)
             case Goodbye():
-                return self.dispatch.coordinator_gone(peer, now, left=True)
+                return self.dispatch.end_session(peer, now, left=True)
             case _:
                 return [_refuse(peer, "a coordinator", message)]
 

@@ -213,7 +213,7 @@ class Membership:
             case Heard():
                 return []
             case PeerGone(peer):
-                return self._peer_gone(peer, now)
+                return self._note_disconnect(peer, now)
             case PeerExpelled(peer, reason):
                 member = self.by_peer.get(peer)
                 return (
@@ -338,7 +338,7 @@ class Membership:
         self._lowest[job] = index
         return index
 
-    def _peer_gone(self, peer: Peer, now: float) -> list[Change | Send]:
+    def _note_disconnect(self, peer: Peer, now: float) -> list[Change | Send]:
         member = self.by_peer.pop(peer, None)
         if member is None or member.peer != peer:
             return []

@@ -133,7 +133,7 @@ class Placement:
         removed_items: list[Item] = []
         works = {work for work, _ in submissions}  # millions may wait, so the cheap check is first
 
-        def is_wanted(item: Item) -> bool:
+        def matches(item: Item) -> bool:
             return item[0] in works and (item[0], item[1] >> SUBMISSION_SHIFT) in submissions
 
         for queue in list(session.queues.values()):
@@ -329,7 +329,11 @@ class Placement:
         """Lease the first `count` items of a queue to a worker. The `for` loop has to be fast,
         because it runs for each work item."""
         session = band.session_queue.session
-        coordinator, known_functions, leases = session.coordinator, load.known_functions, load.leases
+        coordinator, known_functions, leases = (
+            session.coordinator,
+            load.known_functions,
+            load.leases,
+        )
         number = first = self._next_lease
         checked = -1
         for _ in range(count):

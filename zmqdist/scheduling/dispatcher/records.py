@@ -203,7 +203,7 @@ class CoordinatorSession:
       reports_starts: whether the coordinator gets Begun.
       detached: the session of the detached work; None until the coordinator submits detached work.
       outstanding: the number of leases that may be executing.
-      round_ended: the last round whose end the coordinator has requested. The dispatcher ignores
+      closed_round: the last round whose end the coordinator has requested. The dispatcher ignores
         work of this round that arrives later.
       unsettled_until: the time until which a lost process may still execute work of this session.
       submitted, left_queue: how many work items were ever queued, and how many have left the queue.
@@ -224,7 +224,7 @@ class CoordinatorSession:
     reports_starts: bool = False
     detached: CoordinatorSession | None = None
     outstanding: int = 0
-    round_ended: int = -1
+    closed_round: int = -1
     unsettled_until: float = 0.0
     submitted: int = 0
     left_queue: int = 0
@@ -372,7 +372,7 @@ class WorkerLoad:
         replies.
       undelivered_forgets: the Forgets with `everywhere` that the dispatcher could not send to this
         worker while it was away.
-      done: the number of leases that ended with an outcome.
+      done_count: the number of leases that ended with an outcome.
       slot_deaths: the number of the worker's slot processes that crashed.
       free_slots, returning: the number of slots without work; the number of leases that the
         dispatcher expects back. The placement computes both.
@@ -390,7 +390,7 @@ class WorkerLoad:
     known_functions: set[tuple[int, int]] = field(default_factory=set)
     steals: int = 0
     undelivered_forgets: list[Forget] = field(default_factory=list)
-    done: int = 0
+    done_count: int = 0
     slot_deaths: int = 0
     free_slots: int = 0
     returning: int = 0

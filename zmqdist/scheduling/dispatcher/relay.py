@@ -46,7 +46,7 @@ class Relay:
         self.pieces = 0
         self._pending: dict[int, tuple[Peer, Future[NDArray[np.uint8]]]] = {}
         router.on(ReadDone, self._handle_reply, frozenset({"submit", "worker"}))
-        router.on_gone.append(self._peer_gone)
+        router.on_gone.append(self._note_disconnect)
 
     def read(self, store: int, bulk: int, offset: int, length: int) -> NDArray[np.uint8]:
         """Serve the RPC method `RELAY` of fetch.py: return a range of a payload. Blocks a thread of
@@ -99,7 +99,7 @@ class Relay:
         else:
             reply.set_result(np.frombuffer(frames[0], np.uint8))
 
-    def _peer_gone(self, peer: Peer) -> None:
+    def _note_disconnect(self, peer: Peer) -> None:
         for number, (holder, reply) in list(self._pending.items()):
             if holder is peer:
                 del self._pending[number]

@@ -173,7 +173,7 @@ class DispatcherRuntime(Generic[P]):
             lambda peer, message, _: self.reporter.described(peer, message),
             frozenset({"submit"}),
         )
-        router.on_gone.append(self._peer_gone)
+        router.on_gone.append(self._note_disconnect)
         self._relay = Relay(loop, router, self.broker.holder)
         service.register(RELAY, self._relay.read, roles=frozenset({"submit", "worker"}))
         CoordinationService(service, router, loop, self._incarnation, None)
@@ -219,7 +219,7 @@ class DispatcherRuntime(Generic[P]):
             "install the same minor versions for all programs, workers and the dispatcher"
         )
 
-    def _peer_gone(self, peer: Peer) -> None:
+    def _note_disconnect(self, peer: Peer) -> None:
         """Record that a connection has ended. If the peer is a member on this host, begin to check
         whether its process has ended."""
         member = self.broker.membership.by_peer.get(peer)

@@ -484,8 +484,12 @@ class HolderClients:
         finally:
             with self._lock:
                 holder.users -= 1
-                closing_holders = [] if self._holders.get(endpoint) is holder or holder.users else [holder]
-                idle = [name for name, idle_holder in self._holders.items() if not idle_holder.users]
+                closing_holders = (
+                    [] if self._holders.get(endpoint) is holder or holder.users else [holder]
+                )
+                idle = [
+                    name for name, idle_holder in self._holders.items() if not idle_holder.users
+                ]
                 closing_holders += [
                     self._holders.pop(name)
                     for name in idle[: max(0, len(self._holders) - CLIENTS_KEPT)]

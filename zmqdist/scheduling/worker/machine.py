@@ -159,7 +159,7 @@ class Contact:
         Invariant: only while `up`.
       named: whether the worker was configured with its index; False if a dispatcher chose the
         index.
-      index_taken: whether the dispatcher refused the index because another worker has it.
+      index_conflict: whether the dispatcher refused the index because another worker has it.
       serial: the number of the latest registration over this connection, counted from 1. A
         dispatcher of an older version replies with 0.
       lease_s: the dispatcher's lease; 0 before the first registration.
@@ -174,7 +174,7 @@ class Contact:
     up: bool = False
     registered: bool = False
     named: bool = True
-    index_taken: bool = False
+    index_conflict: bool = False
     serial: int = 0
     lease_s: float = 0.0
     beats_sent: int = 0
@@ -262,7 +262,7 @@ class Contact:
         self._note_reply(now)
         self.registered = True
         self._register_at = None
-        self.index_taken = False
+        self.index_conflict = False
         self._refusals = 0
         self.orphan_at = self.stop_at = None
         self._beat_at = now + beat_s
@@ -281,7 +281,7 @@ class Contact:
         patience_s = 1.0 + (self.lease_s or LEASE_S)
         if code not in RETRIED_REFUSALS or self._refusals * REGISTER_AGAIN_S >= patience_s:
             return False
-        self.index_taken = code == errors.ALREADY_EXISTS and not self.named
+        self.index_conflict = code == errors.ALREADY_EXISTS and not self.named
         self._register_at = now + REGISTER_AGAIN_S
         return True
 
@@ -361,7 +361,7 @@ class WorkerMachine:
             threads_per_slot=threads_per_slot,
         )
         self.leaving, self.serving, self.workers = False, False, 0
-        self.ended: Exit | None = None
+        self.exit: Exit | None = None
         self.slots = [Slot(i) for i in range(slots)]
         self.queue = WaitingWork()
         self._busy_since: float | None = None
@@ -369,7 +369,7 @@ class WorkerMachine:
         self.functions: dict[tuple[int, int], bytes] = {}
         self.results: dict[int, Outcome] = {}
         self._outcomes: list[Outcome] = []
-        self._started: list[int] = []
+        self._starts: list[int] = []
         self._contact = Contact(orphan_limit_s, now + orphan_limit_s, named=index >= 0)
         self.leave_at: float | None = None
         self._spawn_failures, self._stagger = 0, Stagger(*start_delay)
@@ -382,7 +382,7 @@ class WorkerMachine:
         """The time at which the runtime must next call `handle(Ticked(), now)`; None means
         never.
         """
-        if self.ended is not None:
+        if self.exit is not None:
             return None
         first = earliest(earliest(self._contact.deadline, self.leave_at), self._stagger.until)
         for slot in self.slots:
@@ -424,14 +424,14 @@ class WorkerMachine:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Apply one event and return the effects to carry out, in order. `now` is monotonic
         seconds."""
-        if self.ended is not None:
+        if self.exit is not None:
             return []
         effects = self._apply(event, now)
-        if self.ended is None:
+        if self.exit is None:
             effects += self._fill(now) if self.queue else []
             effects += self._balance(now) if len(self.slots) > 1 or self.queue.pinned else []
-            effects += self._report(now) if self._outcomes or self._started else []
-        return effects + self._leave_if_done() if self.leaving else effects
+            effects += self._report(now) if self._outcomes or self._starts else []
+        return effects + self._leave_if_idle() if self.leaving else effects
 
     def _apply(self, event: Event, now: float) -> list[Effect]:
         match event:
@@ -440,7 +440,7 @@ class WorkerMachine:
             case SlotFinished():
                 return self._finished(self.slots[event.slot], event.outcomes, now)
             case SlotSeen(index, position):
-                self._started += self.slots[index].take_begun(position)
+                self._starts += self.slots[index].take_starts(position)
                 return []
             case SlotReady(index):
                 self.slots[index].enter(SlotState.READY)
@@ -492,7 +492,7 @@ class WorkerMachine:
                 # Report which of these leases have begun, because a program that cancels work may
                 # wait for this report.
                 for slot in self.slots:
-                    self._started += slot.begun_among(lease_set)
+                    self._starts += slot.begun_among(lease_set)
                 return self._return_unbegun(lease_set)
             case AbortLeases(leases, grace_s):
                 return self._abort_leases(set(leases), now + grace_s)
@@ -537,7 +537,7 @@ class WorkerMachine:
             for _, item in slot.given
         ]
         template, contact = self._register_template, self._contact
-        index = -1 if contact.index_taken else self.index
+        index = -1 if contact.index_conflict else self.index
         by_dispatcher, serial = index >= 0 and not contact.named, contact.serial
         register = replace(
             template,
@@ -590,7 +590,7 @@ class WorkerMachine:
         self.queue.empty()
         self.queue.pinned.clear()
         self._outcomes.clear()
-        self._started.clear()
+        self._starts.clear()
         self.results.clear()
         self._announced = None
         for slot in self.slots:
@@ -625,16 +625,16 @@ class WorkerMachine:
         this worker again."""
         return [Send(DISPATCHER, Leave(0.0))] if self.leaving and self.registered else []
 
-    def _leave_if_done(self) -> list[Effect]:
+    def _leave_if_idle(self) -> list[Effect]:
         idle = not (self.busy_slots or self.queue or (self.serving and self.leave_at is not None))
-        return self._exit(errors.OK, "") if self.leaving and self.ended is None and idle else []
+        return self._exit(errors.OK, "") if self.leaving and self.exit is None and idle else []
 
     def _exit(self, code: int, text: str) -> list[Effect]:
         effects: list[Effect] = self._report()
-        self.ended = Exit(code, text)
+        self.exit = Exit(code, text)
         if self._contact.up:
             effects.append(Send(DISPATCHER, Goodbye()))
-        return [*effects, self.ended]
+        return [*effects, self.exit]
 
     def _return_queue(self) -> list[Effect]:
         return self._returned(self.queue.empty())
@@ -725,11 +725,11 @@ class WorkerMachine:
             slot_items.append((position, item))
             items.append((position, coordinator, fn, payload))
         slot.position = position
-        slot.note_given(len(items), now, was_idle=was_idle)
+        slot.note_handout(len(items), now, was_idle=was_idle)
         # Report this start now if a report is due anyway, or if slots are threads, whose starts the
         # runtime does not poll.
         if was_idle and (self._outcomes or not self.can_kill):
-            self._started += slot.take_begun()
+            self._starts += slot.take_starts()
         return Give(slot.index, functions, items)
 
     def _finished(
@@ -769,7 +769,7 @@ class WorkerMachine:
         slot.reported_at = now
         if count:
             slot.tune(now, several=self.can_kill)
-            self._started += slot.take_begun()
+            self._starts += slot.take_starts()
         return effects + self._returned(stale)
 
     def _not_run(self, slot: Slot, item: Leased) -> list[Effect]:
@@ -792,7 +792,7 @@ class WorkerMachine:
         returned = set(back)
         self.queue.put_back([item for item in reversed(unbegun) if item[0] not in returned])
         slot.to_return.clear()
-        self._started += slot.take_begun(position)
+        self._starts += slot.take_starts(position)
         effects = self._returned(back)
         if slot.given and slot.running in slot.abort_at:
             effects.append(Interrupt(slot.index, slot.given[0][0]))
@@ -818,7 +818,7 @@ class WorkerMachine:
             elif lease in slot.abort_at:
                 self._outcomes.append((lease, CANCELLED, b""))
             elif position == event.position:
-                self._started.append(lease)
+                self._starts.append(lease)
                 effects += self._report()
                 effects += self._contact.report(SlotsLost([(lease, event.exit_code, event.log)]))
             elif position < event.position:
@@ -857,10 +857,10 @@ class WorkerMachine:
 
     def _report(self, now: float | None = None) -> list[Effect]:
         """Report outcomes and starts since the last report, in as few messages as possible."""
-        if not self.registered or not (self._outcomes or self._started):
+        if not self.registered or not (self._outcomes or self._starts):
             return []
-        outcomes, starts = self._outcomes, self._started
-        self._outcomes, self._started = [], []
+        outcomes, starts = self._outcomes, self._starts
+        self._outcomes, self._starts = [], []
         if not outcomes:
             return [Send(DISPATCHER, Done([], starts))]
         effects: list[Effect] = []

@@ -119,7 +119,7 @@ class Slot:
     def leases(self) -> list[int]:
         return [item[0] for _, item in self.given]
 
-    def note_given(self, count: int, now: float, *, was_idle: bool) -> None:
+    def note_handout(self, count: int, now: float, *, was_idle: bool) -> None:
         """Record that the slot was given `count` more items."""
         if was_idle:
             self._since = self.reported_at = now
@@ -143,7 +143,7 @@ class Slot:
         self.to_return.discard(lease)
         return self.abort_at.pop(lease, None) is not None
 
-    def take_begun(self, position: int | None = None) -> list[int]:
+    def take_starts(self, position: int | None = None) -> list[int]:
         """Return the leases up to `position` whose start was not reported yet, and mark them as
         reported. If `position` is None, only the first item counts as begun."""
         if position is None:
@@ -159,7 +159,7 @@ class Slot:
         An earlier report may have been lost with its connection.
         """
         if self.running in leases:
-            self.take_begun()
+            self.take_starts()
         return [item[0] for at, item in self.given if at <= self.reported_to and item[0] in leases]
 
     def unbegun(self) -> set[int]:
@@ -303,14 +303,14 @@ class Stagger:
         self.until: float | None = None
         self._delay_s = delay_s
         self._delay_max_s = delay_max_s or inf
-        self._seen: set[int] = set()
+        self._coordinators: set[int] = set()
 
     def note_arrival(self, items: Iterable[Leased], index: int, now: float) -> None:
         """Record that work has arrived at the worker with this index. The first work of a
         coordinator begins the delay."""
-        coordinators = {item[1] for item in items} if self._delay_s else self._seen
-        if not coordinators <= self._seen:
-            self._seen |= coordinators
+        coordinators = {item[1] for item in items} if self._delay_s else self._coordinators
+        if not coordinators <= self._coordinators:
+            self._coordinators |= coordinators
             self.until = max(self.until or 0.0, now + min(index * self._delay_s, self._delay_max_s))
 
     def delays(self, now: float) -> bool:

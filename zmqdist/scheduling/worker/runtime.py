@@ -87,9 +87,9 @@ class WorkerRuntime(Generic[P]):
     Attributes:
       loop, machine, part: the loop, the machine, and what the worker hosts beside its slots.
         `open` makes them.
-      started, opened: whether `open` was called, and whether it has succeeded.
+      start_requested, opened: whether `open` was called, and whether it has succeeded.
       stopped: set once the worker has ended.
-      ended: how the worker ended; None while it has not ended.
+      exit: how the worker ended; None while it has not ended.
       address, advertised: the address of the worker's server, and the address that readers of the
         data service get.
     """
@@ -107,10 +107,10 @@ class WorkerRuntime(Generic[P]):
         self._pid = os.getpid()
         self._dispatcher = config.dispatcher_address.removeprefix("zmq://")
         split(self._dispatcher)
-        self.started = self.opened = False
+        self.start_requested = self.opened = False
         self.stopped = threading.Event()
         self._registered = threading.Event()
-        self.ended: Exit | None = None
+        self.exit: Exit | None = None
         self._children: BoundChildren | None = None
         self.address = self.advertised = ""
         self._bulk_leases: dict[int, list[int]] = {}
@@ -136,9 +136,9 @@ class WorkerRuntime(Generic[P]):
                 self._dispatcher,
                 self._dealer.trouble or "no reply",
             )
-        if self.ended is not None and self.ended.code:
+        if self.exit is not None and self.exit.code:
             raise errors.from_code(
-                self.ended.code, f"worker of {self._dispatcher}: {self.ended.error}"
+                self.exit.code, f"worker of {self._dispatcher}: {self.exit.error}"
             )
 
     def stop(self, grace_s: float) -> None:
@@ -393,7 +393,7 @@ class WorkerRuntime(Generic[P]):
     # -- the end -----------------------------------------------------------------------------------
 
     def _exit(self, exit_: Exit) -> None:
-        self.ended = exit_
+        self.exit = exit_
         if exit_.code:
             end_log.error("worker of %s ends: %s", self._dispatcher, exit_.error)
         if exit_.code or not self._config.quiet_s:
