@@ -170,14 +170,9 @@ def test_nothing_is_left_of_work_whose_results_were_taken(wired: Wired) -> None:
         assert not any((hands.leases, hands.held, hands.steals))
     for worker in wired.workers.values():
         assert (worker.running, worker.busy_slots) == (0, 0)
-        (slot,) = worker._slots  # reach: a leak shows nowhere else
-        left = (
-            worker.queue,
-            worker._outcomes,
-            worker._started,
-            worker._bulk,
-        )  # reach: a leak shows nowhere else
-        assert not any((*left, left[0].report_before_start, left[0].pinned))
+        (slot,), queue = worker.slots, worker.queue
+        assert not any((worker._outcomes, worker._starts))  # reach: a leak shows nowhere else
+        assert not any((queue, queue.report_before_start, queue.pinned, worker.results))
         assert not any((slot.given, slot.abort_at, slot.to_return))
 
 
@@ -194,8 +189,4 @@ def test_nothing_is_left_of_a_function_that_was_dropped(wired: Wired) -> None:
     assert not any((*left, session.functions))
     assert not any(hands.known_functions for hands in wired.broker.dispatch.loads.values())
     for worker in wired.workers.values():
-        left = (
-            worker._functions,
-            *(slot.known for slot in worker._slots),
-        )  # reach: a leak shows nowhere else
-        assert not any(left)
+        assert not any((worker.functions, *(slot.known for slot in worker.slots)))

@@ -154,10 +154,10 @@ def test_a_lasting_refusal_ends_the_worker_when_its_leases_must_have_expired() -
     worker = make()
     do(worker, DispatcherConnected(LIFE))
     now, refusals, effects = 0.0, 0, []
-    while worker.ended is None:
+    while worker.exit is None:
         effects = hear(worker, Refused(errors.ALREADY_EXISTS, "is here already"), now)
         refusals += 1
-        if worker.ended is None:
+        if worker.exit is None:
             now = worker.deadline or 0.0
             assert do(worker, Ticked(), now=now) == [registration(index=-1, serial=refusals + 1)]
     assert effects[-1] == Exit(errors.ALREADY_EXISTS, "is here already")
@@ -493,7 +493,7 @@ def test_slots_that_die_before_they_are_ready_end_the_worker(log: str) -> None:
     for _ in range(SPAWN_FAILURES_MAX - 1):
         assert do(worker, SlotDied(0, 0, 1, log)) == [Spawn(0)]
     bye, ended = do(worker, SlotDied(0, 0, 1, log))
-    assert (bye, ended) == (say(Goodbye()), worker.ended)
+    assert (bye, ended) == (say(Goodbye()), worker.exit)
     assert isinstance(ended, Exit)
     assert (ended.code, (log or "it wrote nothing") in ended.error) == (errors.INTERNAL, True)
 
@@ -603,9 +603,7 @@ def order(worker: WorkerMachine, count: int) -> list[int]:
     """The leases that run next, one after the other."""
     ran = []
     for _ in range(count):
-        (position, item), *_ = worker._slots[
-            0
-        ].given  # reach: the work that a slot got, for its report
+        (position, item), *_ = worker.slots[0].given
         ran.append(item[0])
         finish(worker, position, now=1000.0 * len(ran))
     return ran

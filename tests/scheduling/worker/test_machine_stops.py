@@ -272,7 +272,7 @@ def test_a_worker_that_leaves_gives_back_waiting_work_and_finishes_running_work(
     assert do(worker, SlotReclaimed(0, 2)) == [returned(3), started(2)]
     assert assign(worker, 5) == [returned(5)], "which was in flight"
     assert finish(worker, 2) == [outcome(2), *GONE]
-    assert worker.ended == Exit(errors.OK, "")
+    assert worker.exit == Exit(errors.OK, "")
 
 
 def test_a_worker_without_work_leaves_at_once(worker: WorkerMachine) -> None:

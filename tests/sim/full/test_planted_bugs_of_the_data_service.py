@@ -168,7 +168,7 @@ def whosever_they_are(self: Dispatcher, event: ev.WorkRequest) -> ev.WorkRequest
 
 def insistent(former: Any, self: Contact, code: int, now: float) -> bool:
     again: bool = former(self, code, now)
-    self.index_taken = False
+    self.index_conflict = False
     return again
 
 
