@@ -39,13 +39,13 @@ def in_background(name: str, fn: Callable[..., object], *args: Any) -> None:
     Python shuts down, this does nothing.
     """
     if not sys.is_finalizing():
-        ended = threading.Event()
+        end_event = threading.Event()
         calls: list[Callable[[], object]] = [partial(fn, *args)]
-        _unfinished.add(ended)
+        _unfinished.add(end_event)
         try:
-            start_new_thread(_begin, (name, calls, ended))
+            start_new_thread(_begin, (name, calls, end_event))
         except BaseException:
-            _unfinished.discard(ended)
+            _unfinished.discard(end_event)
             raise
 
 
@@ -68,28 +68,30 @@ def wait_finished(within_s: float) -> bool:
       True if no such thread runs any more.
     """
     until = time.monotonic() + within_s
-    return all(ended.wait(max(0.0, until - time.monotonic())) for ended in tuple(_unfinished))
+    return all(
+        end_event.wait(max(0.0, until - time.monotonic())) for end_event in tuple(_unfinished)
+    )
 
 
-def _begin(name: str, calls: list[Callable[[], object]], ended: threading.Event) -> None:
+def _begin(name: str, calls: list[Callable[[], object]], end_event: threading.Event) -> None:
     """Start a `threading.Thread` that makes the only call in `calls`.
 
     The new thread has a name in log records and `threading.enumerate`. The calling thread has none,
     because `_thread` started it.
     """
     try:
-        threading.Thread(target=_run, args=(calls, ended), name=name, daemon=True).start()
+        threading.Thread(target=_run, args=(calls, end_event), name=name, daemon=True).start()
     except RuntimeError:  # the system allows no second thread: run the function in this one
-        _run(calls, ended)
+        _run(calls, end_event)
 
 
-def _run(calls: list[Callable[[], object]], ended: threading.Event) -> None:
+def _run(calls: list[Callable[[], object]], end_event: threading.Event) -> None:
     try:
-        # once `ended` is set, no frame and no thread may refer to the arguments
+        # once `end_event` is set, no frame and no thread may refer to the arguments
         logged(calls.pop())
     finally:
-        _unfinished.discard(ended)
-        ended.set()
+        _unfinished.discard(end_event)
+        end_event.set()
 
 
 def check_threads() -> None:

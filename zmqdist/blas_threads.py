@@ -55,6 +55,6 @@ def threads_in(environment: Mapping[str, str]) -> int:
     """Return the number of threads of a slot that starts with this environment. 0 means that the
     variables are unset, are no numbers, or differ.
     """
-    said = {environment[name] for name in VARIABLES if name in environment}
-    (number, *others) = said or {""}
-    return int(number) if not others and number.isdecimal() else 0
+    texts = {environment[name] for name in VARIABLES if name in environment}
+    (number, *more) = texts or {""}
+    return int(number) if not more and number.isdecimal() else 0

@@ -66,7 +66,7 @@ class Callbacks:
         RuntimeError if no thread can be started."""
         if self._queue is None:
             with self._lock:
-                self._started()
+                self._open_queue()
 
     def put(self, fn: Callable[[Any], object], value: Any) -> None:
         """Have the callback thread call `fn(value)`. Any thread may call this.
@@ -74,7 +74,7 @@ class Callbacks:
         Raises RuntimeError if the callback thread does not run yet and cannot be started.
         """
         with self._lock:
-            self._started().put((fn, value))
+            self._open_queue().put((fn, value))
             if self._closed:
                 self._end()
 
@@ -96,7 +96,7 @@ class Callbacks:
             self._closed = True
             self._end()
 
-    def _started(self) -> queue.SimpleQueue[Call | None]:
+    def _open_queue(self) -> queue.SimpleQueue[Call | None]:
         if self._queue is None:
             calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
             threading.Thread(target=_serve, args=(calls,), name=self._name, daemon=True).start()

@@ -58,12 +58,12 @@ class ReduceOp(enum.Enum):
         if isinstance(op, ReduceOp):
             return op
         name = str(getattr(op, "name", op)).upper()
-        for known in ReduceOp:
-            if name in (known.name, known.value.upper()):
-                return known
+        for member in ReduceOp:
+            if name in (member.name, member.value.upper()):
+                return member
         raise ValueError(
             f"reduce_op: {op!r} is no ReduceOp: there are "
-            f"{', '.join(known.name for known in ReduceOp)}"
+            f"{', '.join(member.name for member in ReduceOp)}"
         )
 
 
@@ -114,10 +114,12 @@ class CommunicationOptions:
         if bytes_per_pack < 0:
             raise ValueError(f"bytes_per_pack must not be negative, given {bytes_per_pack}")
         if isinstance(implementation, str):
-            known = CommunicationImplementation.__members__
-            if implementation.upper() not in known:
-                raise ValueError(f"implementation {implementation!r}: there are {', '.join(known)}")
-            implementation = known[implementation.upper()]
+            members = CommunicationImplementation.__members__
+            if implementation.upper() not in members:
+                raise ValueError(
+                    f"implementation {implementation!r}: there are {', '.join(members)}"
+                )
+            implementation = members[implementation.upper()]
         if not isinstance(implementation, CommunicationImplementation):
             raise ValueError(f"implementation {implementation!r} is no CommunicationImplementation")
         object.__setattr__(self, "bytes_per_pack", bytes_per_pack)

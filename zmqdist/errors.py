@@ -446,9 +446,10 @@ def describe_exit(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-def needs(what: str, package: str) -> str:
-    """Return the text of an error: `what` cannot work without a package that is not installed."""
-    return f"{what} needs {package}: pip install {package}"
+def needs(subject: str, package: str) -> str:
+    """Return the text of an error: `subject` cannot work without a package, which is not
+    installed."""
+    return f"{subject} needs {package}: pip install {package}"
 
 
 class WorkerLost(UnavailableError, _FromData):

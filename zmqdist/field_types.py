@@ -45,7 +45,7 @@ class ArgumentTypeError(InvalidArgumentError, TypeError):
     """An argument or a field has a value of a wrong type."""
 
 
-def check_type(name: str, value: Any, kind: Any, wanted: str) -> None:
+def check_type(name: str, value: Any, kind: Any, words: str) -> None:
     """Raise ArgumentTypeError if a value is not of a type such as `int | None`.
 
     A bool is no int, an int is a float, a NumPy scalar is the value that it holds, and a path is
@@ -53,7 +53,7 @@ def check_type(name: str, value: Any, kind: Any, wanted: str) -> None:
 
     Args:
       name: the argument or field, for the text of the error.
-      wanted: the type as text.
+      words: the type as text.
     """
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
@@ -63,7 +63,7 @@ def check_type(name: str, value: Any, kind: Any, wanted: str) -> None:
     try:
         msgspec.convert(plain, kind)
     except msgspec.ValidationError:
-        raise ArgumentTypeError(f"{name} is {repr(value)[:100]}, wants {wanted}") from None
+        raise ArgumentTypeError(f"{name} is {repr(value)[:100]}, wants {words}") from None
 
 
 def check_fields(config: Any) -> None:
@@ -71,12 +71,12 @@ def check_fields(config: Any) -> None:
     says."""
     hints = _hints(type(config))
     for field in dataclasses.fields(config):
-        wanted = (
+        words = (
             str(field.type)
             .replace("Sequence[str]", "a list of str")
             .replace(" | None", ", or None")
         )
-        check_type(field.name, getattr(config, field.name), hints[field.name], wanted)
+        check_type(field.name, getattr(config, field.name), hints[field.name], words)
 
 
 _hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)

@@ -86,10 +86,10 @@ def pack_sequence_as(structure: Structure, flat_sequence: Sequence[Any]) -> Stru
         raise TypeError(
             f"flat_sequence must be a list or tuple, not {type(flat_sequence).__name__}"
         )
-    wanted = len(flatten(structure))
-    if wanted != len(flat_sequence):
+    leaf_count = len(flatten(structure))
+    if leaf_count != len(flat_sequence):
         raise ValueError(
-            f"the structure has {wanted} leaves, flat_sequence has {len(flat_sequence)} items"
+            f"the structure has {leaf_count} leaves, flat_sequence has {len(flat_sequence)} items"
         )
     return _pack(structure, iter(flat_sequence))
 
@@ -111,8 +111,8 @@ def map_structure(
         raise TypeError(f"func must be callable, not {type(func).__name__}")
     if not structures:
         raise ValueError("at least one structure is needed")
-    for other in structures[1:]:
-        assert_same_structure(structures[0], other, check_types=check_types)
+    for structure in structures[1:]:
+        assert_same_structure(structures[0], structure, check_types=check_types)
     leaves = map(flatten, structures)
     return _pack(structures[0], iter([func(*group) for group in zip(*leaves, strict=True)]))
 
@@ -278,27 +278,31 @@ def _with_contents(value: Any, parts: list[Any]) -> Any:
     return result
 
 
-def _compare(one: Structure, two: Structure, check_types: bool, path: str) -> None:
-    if is_nested(one) != is_nested(two):
-        raise ValueError(f"{_at(path)}: expected {_kind(one)}, given {_kind(two)}")
-    if not is_nested(one):
+def _compare(first: Structure, second: Structure, check_types: bool, path: str) -> None:
+    if is_nested(first) != is_nested(second):
+        raise ValueError(f"{_at(path)}: expected {_kind(first)}, given {_kind(second)}")
+    if not is_nested(first):
         return
     if check_types:
-        if not _same_type(one, two):
-            raise TypeError(f"{_at(path)}: expected {_kind(one)}, given {_kind(two)}")
-        if isinstance(one, dict) and one.keys() != two.keys():
-            raise ValueError(f"{_at(path)}: expected the keys {list(one)}, given {list(two)}")
-    if len(one) != len(two):
-        raise ValueError(f"{_at(path)}: expected {len(one)} items, given {len(two)}")
-    for (where, child), (_, other) in zip(_children(one, path), _children(two, path), strict=True):
-        _compare(child, other, check_types, where)
+        if not _same_type(first, second):
+            raise TypeError(f"{_at(path)}: expected {_kind(first)}, given {_kind(second)}")
+        if isinstance(first, dict) and first.keys() != second.keys():
+            raise ValueError(f"{_at(path)}: expected the keys {list(first)}, given {list(second)}")
+    if len(first) != len(second):
+        raise ValueError(f"{_at(path)}: expected {len(first)} items, given {len(second)}")
+    for (where, child), (_, second_child) in zip(
+        _children(first, path), _children(second, path), strict=True
+    ):
+        _compare(child, second_child, check_types, where)
 
 
-def _same_type(one: Structure, two: Structure) -> bool:
-    if type(one) is type(two) or (isinstance(one, dict) and isinstance(two, dict)):
+def _same_type(first: Structure, second: Structure) -> bool:
+    if type(first) is type(second) or (isinstance(first, dict) and isinstance(second, dict)):
         return True
-    fields = _fields(one)
-    return bool(fields) and fields == _fields(two) and type(one).__name__ == type(two).__name__
+    fields = _fields(first)
+    return (
+        bool(fields) and fields == _fields(second) and type(first).__name__ == type(second).__name__
+    )
 
 
 def _kind(structure: Structure) -> str:

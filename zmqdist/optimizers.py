@@ -55,12 +55,12 @@ class Optimizer:
     def __post_init__(self) -> None:
         """Raises ValueError if a field is not a finite number, or is outside the range that the
         formula allows."""
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(each.default, bool):
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, bool):
                 if not isinstance(value, bool):
                     raise ValueError(
-                        f"{type(self).__name__}: {each.name} is {value!r}, wants True or False"
+                        f"{type(self).__name__}: {field.name} is {value!r}, wants True or False"
                     )
                 continue
             good = (
@@ -68,12 +68,12 @@ class Optimizer:
                 and not isinstance(value, bool)
                 and math.isfinite(value)
             )
-            if not good or value < 0 or (each.name in _BELOW_ONE and value >= 1):
-                bound = "from 0 to below 1" if each.name in _BELOW_ONE else "of 0 or more"
+            if not good or value < 0 or (field.name in _BELOW_ONE and value >= 1):
+                bound = "from 0 to below 1" if field.name in _BELOW_ONE else "of 0 or more"
                 raise ValueError(
-                    f"{type(self).__name__}: {each.name} is {value!r}, wants a number {bound}"
+                    f"{type(self).__name__}: {field.name} is {value!r}, wants a number {bound}"
                 )
-            object.__setattr__(self, each.name, float(value))
+            object.__setattr__(self, field.name, float(value))
 
     @property
     def slot_values(self) -> dict[str, float]:
@@ -91,7 +91,9 @@ class Optimizer:
             raise ValueError(
                 f"{self!r} is none of {', '.join(KINDS)}: for another rule write an update function"
             )
-        return type(self).__name__, {each.name: getattr(self, each.name) for each in fields(self)}
+        return type(self).__name__, {
+            field.name: getattr(self, field.name) for field in fields(self)
+        }
 
     @staticmethod
     def from_wire(name: str, values: Mapping[str, Any]) -> Optimizer:
@@ -102,7 +104,7 @@ class Optimizer:
         SGD(learning_rate=0.5)
         """
         kind = KINDS.get(name)
-        if kind is None or values.keys() - {each.name for each in fields(kind)}:
+        if kind is None or values.keys() - {field.name for field in fields(kind)}:
             raise ValueError(
                 f"no optimizer {name!r} with {sorted(values)}; there are {', '.join(KINDS)}"
             )
@@ -148,12 +150,12 @@ class Optimizer:
             return
         target = value if out is None else out
         flat = [
-            each.reshape(-1)
-            for each in (value, np.ascontiguousarray(grad), target, *slots.values())
+            array.reshape(-1)
+            for array in (value, np.ascontiguousarray(grad), target, *slots.values())
         ]
         coefficients = self._coefficients(step)
         for begin in range(0, max(flat[0].size, 1), PIECE):
-            old, slope, new, *rest = (each[begin : begin + PIECE] for each in flat)
+            old, slope, new, *rest = (array[begin : begin + PIECE] for array in flat)
             self._step(old, slope, dict(zip(slots, rest, strict=True)), coefficients, new)
 
     def update_rows(
@@ -168,14 +170,14 @@ class Optimizer:
         """
         by, count = self._coefficients(step), max(1, PIECE // max(1, value[:1].size))
         for begin in range(0, len(indices), count):
-            some = indices[begin : begin + count]
-            touched = {name: slot.take(some, 0, mode="clip") for name, slot in slots.items()}
+            batch = indices[begin : begin + count]
+            touched = {name: slot.take(batch, 0, mode="clip") for name, slot in slots.items()}
             # "clip" changes no index, because none is out of range
-            new = value.take(some, 0, mode="clip")
+            new = value.take(batch, 0, mode="clip")
             self._step(new, rows[begin : begin + count], touched, by, new)
-            value[some] = new
+            value[batch] = new
             for name, slot in slots.items():
-                slot[some] = touched[name]
+                slot[batch] = touched[name]
 
     def _coefficients(self, step: int) -> tuple[float, ...]:
         """Return the numbers of the formula that depend only on the step."""
@@ -293,18 +295,18 @@ class Adam(Optimizer):
         self, value: Array, grad: Array, slots: dict[str, Array], by: tuple[float, ...], out: Array
     ) -> None:
         m, v = slots["m"], slots["v"]
-        one = np.subtract(grad, m)
-        one *= 1 - self.beta_1
-        m += one
-        np.multiply(grad, grad, out=one)
-        one -= v
-        one *= 1 - self.beta_2
-        v += one
-        np.sqrt(v, out=one)
-        one += self.epsilon
-        np.divide(m, one, out=one)
-        one *= by[0]
-        np.subtract(value, one, out=out)
+        term = np.subtract(grad, m)
+        term *= 1 - self.beta_1
+        m += term
+        np.multiply(grad, grad, out=term)
+        term -= v
+        term *= 1 - self.beta_2
+        v += term
+        np.sqrt(v, out=term)
+        term += self.epsilon
+        np.divide(m, term, out=term)
+        term *= by[0]
+        np.subtract(value, term, out=out)
 
 
 KINDS: Final[dict[str, type[Optimizer]]] = {

@@ -65,8 +65,8 @@ def joined(arrays: Sequence[NDArray[Any]], axis: int = 0) -> NDArray[Any]:
     fields.
     """
     dtype = arrays[0].dtype
-    same = all(array.dtype == dtype for array in arrays)
-    result: NDArray[Any] = np.concatenate(arrays, axis, dtype=dtype if same else None)
+    is_uniform = all(array.dtype == dtype for array in arrays)
+    result: NDArray[Any] = np.concatenate(arrays, axis, dtype=dtype if is_uniform else None)
     return result
 
 
@@ -113,17 +113,19 @@ class TensorSpec:
         """Raises ValueError if a size is negative or the dtype holds Python objects, and TypeError
         if an argument is no shape or dtype."""
         try:
-            kept, sizes = np.dtype(dtype), _shape(shape)
+            np_dtype, sizes = np.dtype(dtype), _shape(shape)
         except TypeError as error:
             raise ArgumentTypeError(
                 f"TensorSpec(shape={shape!r}, dtype={dtype!r}): {error}"
             ) from None
         if name is not None and not isinstance(name, str):
             raise ArgumentTypeError(f"name is {name!r}, wants a str or None")
-        if kept.hasobject:
-            raise ValueError(f"dtype {kept} holds Python objects, which cannot be sent as arrays")
+        if np_dtype.hasobject:
+            raise ValueError(
+                f"dtype {np_dtype} holds Python objects, which cannot be sent as arrays"
+            )
         object.__setattr__(self, "shape", sizes)
-        object.__setattr__(self, "dtype", kept)
+        object.__setattr__(self, "dtype", np_dtype)
         object.__setattr__(self, "name", name)
 
     def __repr__(self) -> str:
@@ -161,7 +163,7 @@ class TensorSpec:
         if len(self.shape) != len(shape):
             return False
         return all(
-            wanted is None or wanted == size for wanted, size in zip(self.shape, shape, strict=True)
+            bound is None or bound == size for bound, size in zip(self.shape, shape, strict=True)
         )
 
 
@@ -169,10 +171,10 @@ def _shape(shape: Any) -> tuple[int | None, ...] | None:
     if shape is None:
         return None
     sizes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
-    kept = tuple(None if size is None else operator.index(size) for size in sizes)
-    if any(size is not None and size < 0 for size in kept):
-        raise ValueError(f"a shape has no negative sizes (None for any size), given {kept}")
-    return kept
+    counts = tuple(None if size is None else operator.index(size) for size in sizes)
+    if any(size is not None and size < 0 for size in counts):
+        raise ValueError(f"a shape has no negative sizes (None for any size), given {counts}")
+    return counts
 
 
 class Function:
@@ -214,10 +216,10 @@ class Function:
         module = getattr(self, "__module__", None)
         name = getattr(self, "__qualname__", None)
         if name is not None and module not in (None, "__main__", "__mp_main__"):
-            found: Any = sys.modules.get(module)
+            value: Any = sys.modules.get(module)
             for part in name.split("."):
-                found = getattr(found, part, None)
-            if found is self:
+                value = getattr(value, part, None)
+            if value is self:
                 return str(name)
         return super().__reduce_ex__(protocol)
 

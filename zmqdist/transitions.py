@@ -13,14 +13,14 @@ State = TypeVar("State", bound=enum.Enum)
 
 
 def enter(
-    transitions: Mapping[State, frozenset[State]], before: State, after: State, *thing: object
+    transitions: Mapping[State, frozenset[State]], before: State, after: State, *subject: object
 ) -> State:
-    """Return `after`, the new state of a thing. `thing` names it in the error's text.
+    """Return `after`, the new state of `subject`, which the error's text names.
 
     Raises:
       InternalError: the table has no transition from `before` to `after`.
     """
     if after not in transitions[before]:
-        name = " ".join(map(str, thing))
+        name = " ".join(map(str, subject))
         raise InternalError(f"{name} cannot go from {before.name} to {after.name}")
     return after

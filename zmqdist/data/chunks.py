@@ -107,14 +107,14 @@ def structure_from_json(text: Any, leaf: Callable[[Any], Any]) -> Any:
 def spec_to_json(spec: Any) -> Any:
     """Return a spec as JSON types. Raises UnimplementedError if elements hold datasets."""
 
-    def leaf(one: Any) -> Any:
-        if isinstance(one, DatasetSpec):
+    def leaf(leaf_spec: Any) -> Any:
+        if isinstance(leaf_spec, DatasetSpec):
             raise UnimplementedError(
                 "elements that hold datasets cannot be written: apply batch() or flat_map() first"
             )
         return {
-            "shape": None if one.shape is None else list(one.shape),
-            "dtype": _dtype_to_json(np.dtype(one.dtype)),
+            "shape": None if leaf_spec.shape is None else list(leaf_spec.shape),
+            "dtype": _dtype_to_json(np.dtype(leaf_spec.dtype)),
         }
 
     return structure_to_json(spec, leaf)
@@ -123,9 +123,10 @@ def spec_to_json(spec: Any) -> Any:
 def spec_from_json(text: Any) -> Any:
     """Return the spec from the result of `spec_to_json`. Raises DataLossError for other values."""
 
-    def leaf(one: Any) -> TensorSpec:
+    def leaf(leaf_text: Any) -> TensorSpec:
         return TensorSpec(
-            None if one["shape"] is None else tuple(one["shape"]), dtype_from_json(one["dtype"])
+            None if leaf_text["shape"] is None else tuple(leaf_text["shape"]),
+            dtype_from_json(leaf_text["dtype"]),
         )
 
     try:
@@ -392,6 +393,8 @@ def _rows_of(structure: Any, rows: int) -> Iterator[Any]:
     if isinstance(structure, tuple):
         if not structure:
             return repeat(structure, rows)
-        found = zip(*(_rows_of(item, rows) for item in structure), strict=True)
-        return (type(structure)(*row) for row in found) if hasattr(structure, "_fields") else found
+        tuples = zip(*(_rows_of(item, rows) for item in structure), strict=True)
+        return (
+            (type(structure)(*row) for row in tuples) if hasattr(structure, "_fields") else tuples
+        )
     return iter(structure)

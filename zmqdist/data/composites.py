@@ -133,17 +133,19 @@ def stacked(elements: Sequence[Composite]) -> Composite:
     Raises:
       InvalidArgumentError: the composites are ragged, or differ in shape or dtype.
     """
-    if not all(isinstance(one, Sparse) for one in elements):
+    if not all(isinstance(composite, Sparse) for composite in elements):
         raise InvalidArgumentError("cannot batch ragged elements: split them by unbatch() first")
     shape, dtype = elements[0].dense_shape, elements[0].values.dtype  # type: ignore[union-attr]
-    for one in elements:
-        if not np.array_equal(one.dense_shape, shape) or one.values.dtype != dtype:  # type: ignore[union-attr]
+    for composite in elements:
+        if not np.array_equal(composite.dense_shape, shape) or composite.values.dtype != dtype:  # type: ignore[union-attr]
             raise InvalidArgumentError("cannot batch sparse elements that differ in shape or dtype")
-    numbers = np.repeat(np.arange(len(elements)), [len(one.values) for one in elements])
-    coordinates = np.concatenate([one.indices for one in elements])  # type: ignore[union-attr]
+    numbers = np.repeat(np.arange(len(elements)), [len(composite.values) for composite in elements])
+    coordinates = np.concatenate([composite.indices for composite in elements])  # type: ignore[union-attr]
     indices = np.concatenate([numbers[:, None], coordinates], axis=1)
     return Sparse(
-        indices, np.concatenate([one.values for one in elements]), np.array([len(elements), *shape])
+        indices,
+        np.concatenate([composite.values for composite in elements]),
+        np.array([len(elements), *shape]),
     )
 
 

@@ -100,9 +100,9 @@ def _checked_inputs(datasets: Any, argument: str = "datasets") -> tuple[Dataset,
         raise ValueError("`datasets` is empty: pass one dataset or more")
     if not all(map(is_dataset, inputs)):
         raise TypeError(f"`{argument}` must hold Datasets only")
-    known = [each.known_spec for each in inputs if each.known_spec is not UNKNOWN_SPEC]
-    for one in known[1:]:
-        common_spec(known[0], one)
+    specs = [dataset.known_spec for dataset in inputs if dataset.known_spec is not UNKNOWN_SPEC]
+    for spec in specs[1:]:
+        common_spec(specs[0], spec)
     return inputs
 
 
@@ -155,7 +155,7 @@ class Dataset(Tree):
         """
         if not 1 <= len(args) <= 3:
             raise ValueError(f"range takes one to three numbers, not {len(args)}")
-        numbers = [_plain(one) for one in args]
+        numbers = [_plain(number) for number in args]
         start, stop, step = (
             numbers * 2
             if len(numbers) == 3
@@ -367,14 +367,14 @@ class Dataset(Tree):
           OpError: while iterating, a `distributed_save` that was still running has failed with this
             error.
         """
-        made: Dataset = saving.load(
+        dataset: Dataset = saving.load(
             os.fspath(path),
             declared_spec("element_spec", element_spec),
             compression,
             reader_func,
             wait,
         )
-        return made
+        return dataset
 
     # -- element by element --
 
@@ -544,9 +544,9 @@ class Dataset(Tree):
         >>> print(*Dataset.from_source([[0, 1], [2, 3]]).unbatch())
         0 1 2 3
         """
-        known, declared = self.known_spec, self.declared_spec
-        if known is not UNKNOWN_SPEC:
-            batching.rows_in(known)
+        spec, declared = self.known_spec, self.declared_spec
+        if spec is not UNKNOWN_SPEC:
+            batching.rows_in(spec)
         return self._then(
             batching.Unbatch(None if declared is UNKNOWN_SPEC else batching.rows_in(declared))
         )
@@ -695,8 +695,8 @@ class Dataset(Tree):
           ValueError: the number of batch sizes is wrong; also as for `padded_batch`.
           TypeError: as for `padded_batch`.
         """
-        boundaries = [checked_int(one, "bucket_boundaries") for one in bucket_boundaries]
-        sizes = [checked_int(one, "bucket_batch_sizes") for one in bucket_batch_sizes]
+        boundaries = [checked_int(number, "bucket_boundaries") for number in bucket_boundaries]
+        sizes = [checked_int(number, "bucket_batch_sizes") for number in bucket_batch_sizes]
         if len(sizes) != len(boundaries) + 1:
             raise ValueError(
                 f"bucket_batch_sizes has {len(sizes)} sizes for {len(boundaries) + 1} buckets"
@@ -823,7 +823,8 @@ class Dataset(Tree):
         """
         codec = "" if compression == "AUTO" else readers.checked_compression(compression)
         functions = [
-            None if one is None else PickledFunction(one) for one in (reader_func, shard_func)
+            None if function is None else PickledFunction(function)
+            for function in (reader_func, shard_func)
         ]
         return self._then(
             saving.Snapshot(os.path.join(os.fspath(path), self.fingerprint()), codec, *functions)
@@ -947,9 +948,11 @@ class Dataset(Tree):
           InvalidArgumentError: while iterating, an index is out of range.
         """
         inputs = _checked_inputs(datasets)
-        known = _checked_inputs((choice_dataset,), "choice_dataset")[0].known_spec
-        if known is not UNKNOWN_SPEC and known != TensorSpec((), np.int64):
-            raise TypeError(f"the elements of `choice_dataset` must be int64 scalars, not {known}")
+        choice_spec = _checked_inputs((choice_dataset,), "choice_dataset")[0].known_spec
+        if choice_spec is not UNKNOWN_SPEC and choice_spec != TensorSpec((), np.int64):
+            raise TypeError(
+                f"the elements of `choice_dataset` must be int64 scalars, not {choice_spec}"
+            )
         return Dataset(combining.Choose(bool(stop_on_empty_dataset)), (choice_dataset, *inputs))
 
     @staticmethod
@@ -990,14 +993,17 @@ class Dataset(Tree):
             raise ValueError(
                 f"there are {len(inputs)} datasets, but the weights have the shape {shares.shape}"
             )
-        chosen = [
-            (float(share), each) for share, each in zip(shares, inputs, strict=True) if share > 0
+        weighted = [
+            (float(share), dataset)
+            for share, dataset in zip(shares, inputs, strict=True)
+            if share > 0
         ]
-        if not chosen:
+        if not weighted:
             return inputs[0].take(0)
-        selector = Dataset(randomness.Selector(tuple(share for share, _ in chosen), *seeds))
+        selector = Dataset(randomness.Selector(tuple(share for share, _ in weighted), *seeds))
         return Dataset(
-            combining.Choose(bool(stop_on_empty_dataset)), (selector, *(each for _, each in chosen))
+            combining.Choose(bool(stop_on_empty_dataset)),
+            (selector, *(dataset for _, dataset in weighted)),
         )
 
     def rejection_resample(
@@ -1046,12 +1052,12 @@ class Dataset(Tree):
         >>> print(*Dataset.range(6).apply(lambda dataset: dataset.skip(2).batch(2)))
         [2 3] [4 5]
         """
-        made = transformation_func(self)
-        if not is_dataset(made):
+        dataset = transformation_func(self)
+        if not is_dataset(dataset):
             raise TypeError(
-                f"the function of apply must return a Dataset, not {type(made).__name__}"
+                f"the function of apply must return a Dataset, not {type(dataset).__name__}"
             )
-        return made
+        return dataset
 
     # -- results --
 
@@ -1142,5 +1148,5 @@ def deserialize(text: str) -> Dataset:
       InvalidArgumentError: `text` is not such a description, has another version, or names an
         unknown operator.
     """
-    made: Dataset = interfaces.deserialize(text)
-    return made
+    dataset: Dataset = interfaces.deserialize(text)
+    return dataset

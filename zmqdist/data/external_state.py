@@ -44,7 +44,7 @@ def stateful_operators(dataset: Tree) -> list[str]:
     No function is run or unpickled. In a dataset that was created from a description, the marks of
     functions are therefore unknown.
     """
-    return [each.op.one_line() for each in dataset.walk() if each.op.stateful() or _marked(each.op)]
+    return [node.op.one_line() for node in dataset.walk() if node.op.stateful() or _marked(node.op)]
 
 
 def _marked(op: Op) -> bool:
@@ -66,12 +66,12 @@ def check_external_state(dataset: Tree) -> None:
         raise invalid(
             f"experimental_external_state_policy is one of {', '.join(_POLICIES)}, not {setting!r}"
         )
-    found = [] if policy == "IGNORE" else stateful_operators(dataset)
-    if not found:
+    operators = [] if policy == "IGNORE" else stateful_operators(dataset)
+    if not operators:
         return
     text = (
         f"the dataset depends on external state, so that each worker computes different elements: "
-        f"{', '.join(found)}. Give a seed,"
+        f"{', '.join(operators)}. Give a seed,"
         ' or set Options.experimental_external_state_policy = "IGNORE".'
     )
     if policy == "FAIL":

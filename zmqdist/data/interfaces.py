@@ -134,8 +134,8 @@ def dataset_class(cls: C) -> C:
 def make(op: Any, inputs: Sequence[DatasetLike] = ()) -> DatasetLike:
     """Return a dataset with the operator `op`. Its class is the one that `dataset_class` has
     registered, which is `Dataset`."""
-    made: DatasetLike = _classes["dataset"](op, inputs)
-    return made
+    dataset: DatasetLike = _classes["dataset"](op, inputs)
+    return dataset
 
 
 def deserialize(text: str) -> Any:
@@ -148,15 +148,17 @@ def deserialize(text: str) -> Any:
                 f"the dataset has format {described['version']}, but this version reads format "
                 f"{FORMAT_VERSION}"
             )
-        made: list[Any] = []
+        datasets: list[Any] = []
         for node in described["nodes"]:
             op = operator_of(node["op"])
             if op is None:
                 raise invalid(
                     f"the dataset has the operator {node['op']!r}, which this version does not have"
                 )
-            made.append(make(op.of(node["args"]), [made[number] for number in node["inputs"]]))
-        return made[-1]
+            datasets.append(
+                make(op.of(node["args"]), [datasets[number] for number in node["inputs"]])
+            )
+        return datasets[-1]
     except OpError:
         raise
     except (ValueError, TypeError, KeyError, IndexError) as error:

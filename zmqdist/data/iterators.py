@@ -184,7 +184,7 @@ class Context:
 
         Args:
           splits: `splits(source, repetition, taken)` iterates over the positions that a source gets
-            in a repetition, without the first `taken` of them. None means that each source reads
+            in a repetition, without the first `start` of them. None means that each source reads
             all of its positions.
           entropy: see the attribute. By default, new random numbers.
           inner: whether the passes of each dataset are counted from 0, as for a dataset that a user
@@ -230,9 +230,9 @@ class Context:
         split = None if self._splits is None else dataset.op.split_inputs(len(dataset.inputs))
         nodes: list[OperatorNode] = []
         try:
-            for number, each in enumerate(dataset.inputs):
+            for number, node_input in enumerate(dataset.inputs):
                 context = self if split is None or number in split else self.unsplit()
-                nodes.append(context.open(each))
+                nodes.append(context.open(node_input))
         except BaseException:  # the caller gets no list, so close the inputs that are open already
             for node in nodes:
                 node.close()
@@ -291,14 +291,14 @@ class Context:
         result depends on its argument alone, in each process that calls it. With `shared`, no two
         passes of a dataset object have one number, because a service gives each number one pass.
         """
-        known = self._passes.setdefault(memory, [len(self._passes), 0 if self._inner else -1])
+        entry = self._passes.setdefault(memory, [len(self._passes), 0 if self._inner else -1])
         number = (
-            known[1]
+            entry[1]
             if self._inner and not shared
-            else memory.begin_pass(-1 if shared else known[1])
+            else memory.begin_pass(-1 if shared else entry[1])
         )
-        known[1] = number + 1
-        return known[0], number
+        entry[1] = number + 1
+        return entry[0], number
 
     def refuse_state_in_functions(self, reason: str) -> None:
         """If a user function has returned the dataset that is being opened, have the whole iterator
@@ -322,9 +322,9 @@ class Context:
         if self._refusal.reason:
             raise UnimplementedError(self._refusal.reason)
         passes = [
-            [number, self._passes[each.memory][1], each.memory.values.get("reader")]
-            for number, each in enumerate(datasets)
-            if each.memory in self._passes
+            [number, self._passes[dataset.memory][1], dataset.memory.values.get("reader")]
+            for number, dataset in enumerate(datasets)
+            if dataset.memory in self._passes
         ]
         return {"entropy": list(self.entropy), "passes": passes}
 
@@ -342,9 +342,9 @@ class Context:
 
     def load_pass(self, memory: Memory, number: int) -> None:
         """Note that a node has continued in the pass `number` of a dataset."""
-        known = self._passes[memory]
-        if number >= known[1]:
-            known[1] = number + 1
+        entry = self._passes[memory]
+        if number >= entry[1]:
+            entry[1] = number + 1
             if not self._inner:
                 memory.continue_at(number + 1)
 
@@ -370,10 +370,10 @@ class Context:
         context._twin = stream.twins()
         return context
 
-    def positions(self, source: int, repetition: int, taken: int) -> Iterator[int]:
-        """Return the positions of a source in a repetition, without the first `taken` of them."""
+    def positions(self, source: int, repetition: int, start: int) -> Iterator[int]:
+        """Return the positions of a source in a repetition, without the first `start` of them."""
         assert self._splits is not None
-        return self._splits(source, repetition, taken)
+        return self._splits(source, repetition, start)
 
     def set_repetition(self, source: int, repetition: int) -> None:
         """Record the repetition in which a source continues from a loaded state, so that the source
@@ -392,14 +392,14 @@ class SplitStream:
         self._context = context
         self._source = source
         self._repetition = repetition
-        self._taken = 0
+        self._position = 0
         self._shared = shared
 
     def __iter__(self) -> Iterator[int]:
         for position in self._shared or self._context.positions(
-            self._source, self._repetition, self._taken
+            self._source, self._repetition, self._position
         ):
-            self._taken += 1
+            self._position += 1
             yield position
 
     def twins(self) -> Callable[[], SplitStream]:
@@ -423,11 +423,11 @@ class SplitStream:
                 "this iterator cannot save its position: the process that gives out the positions "
                 "keeps it"
             )
-        return {"repetition": self._repetition, "taken": self._taken}
+        return {"repetition": self._repetition, "taken": self._position}
 
     def load(self, state: dict[str, int]) -> None:
         """Continue from a state that `state` returned, at the next call of `iter`."""
-        self._repetition, self._taken = state["repetition"], state["taken"]
+        self._repetition, self._position = state["repetition"], state["taken"]
         self._context.set_repetition(self._source, self._repetition)
 
 
@@ -455,8 +455,8 @@ class _SharedPositions:
                     entry = next(self._positions, _END)
                 except Exception as error:
                     entry = BufferedError(error)
-                for each in self._waiting:
-                    each.append(entry)
+                for queue in self._waiting:
+                    queue.append(entry)
             entry = waiting.popleft()
         if type(entry) is BufferedError:
             raise entry.error
@@ -571,17 +571,17 @@ class NumberedNode(OperatorNode):
     between the passes over its dataset.
 
     Attributes:
-      place, number: the place of the dataset in its iterator, and the number of the pass
+      dataset_index, number: the place of the dataset in its iterator, and the number of the pass
         (`Context.begin_pass`).
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        self.place, self.number = context.begin_pass(dataset.memory)
+        self.dataset_index, self.number = context.begin_pass(dataset.memory)
 
     def inner_context(self, number: int) -> Context:
         """Return the context for the dataset that the operator opens as its dataset `number`."""
-        return self.context.inner(self.place, self.number, number)
+        return self.context.inner(self.dataset_index, self.number, number)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"pass": self.number}
@@ -595,20 +595,20 @@ class NumberedNode(OperatorNode):
 def failing_operator(error: BaseException) -> str:
     """Return the operator that was running when the error was raised, as `explain` prints it; "" if
     no operator was running."""
-    found: Any = None
+    node: Any = None
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
         if issubclass(type(owner), OperatorNode):
-            found = owner  # go on, because the innermost node comes last in the traceback
+            node = owner  # go on, because the innermost node comes last in the traceback
         trace = trace.tb_next
-    if found is None:
+    if node is None:
         return ""
     try:
-        return str(found.op.one_line())
+        return str(node.op.one_line())
     except Exception:
         # the `repr` of a user's object among the operator's arguments may raise any error
-        return str(found.op.name)
+        return str(node.op.name)
 
 
 def stopped_error(operator: str) -> RuntimeError:
@@ -629,7 +629,7 @@ class _IteratorCore:
 
     def __init__(self, node: OperatorNode) -> None:
         self.node = node
-        self.ended = False
+        self.at_end = False
         self.closed = False
         self._needs_generator = True
         self._current: Iterator[Any] | None = None
@@ -641,9 +641,9 @@ class _IteratorCore:
             self._needs_generator = False
             self._current = self._guarded()
             yield self._current
-        # The loop ends at the end of the data, or because of `close`. After `close` leave `ended`
+        # The loop ends at the end of the data, or because of `close`. After `close` leave `at_end`
         # as it is, because data may be left.
-        self.ended = self.ended or not self.closed
+        self.at_end = self.at_end or not self.closed
         self.close()
 
     def _guarded(self) -> Iterator[Any]:
@@ -710,7 +710,7 @@ class DatasetIterator(chain[Any]):
         self: Any = cls.from_iterable(core.streams())
         self._core = core
         self._dataset = dataset
-        self._names = [each.op.name for each in dataset.walk()]
+        self._names = [tree.op.name for tree in dataset.walk()]
         return self  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
@@ -727,8 +727,8 @@ class DatasetIterator(chain[Any]):
             functions.
           FailedPreconditionError: the iterator was closed before its end.
         """
-        ended = self._core.ended
-        if self._core.closed and not ended:
+        at_end = self._core.at_end
+        if self._core.closed and not at_end:
             raise FailedPreconditionError(
                 "a closed iterator has no position: call state_dict() before you close it"
             )
@@ -737,13 +737,13 @@ class DatasetIterator(chain[Any]):
         passes = self._core.node.context.state(self._dataset.walk())
         token = _state_budget.set([STATE_BYTES_MAX])
         try:
-            tree = None if ended else self._core.node.state_dict()
+            tree = None if at_end else self._core.node.state_dict()
         finally:
             _state_budget.reset(token)
         return {
             "version": STATE_VERSION,
             "operators": self._names,
-            "ended": ended,
+            "ended": at_end,
             "tree": tree,
             **passes,
         }
@@ -780,7 +780,7 @@ class DatasetIterator(chain[Any]):
             )
         self._core.node.context.load(state, self._dataset.walk())
         if state["ended"]:
-            self._core.ended = True
+            self._core.at_end = True
             self.close()
         else:
             self._core.load(state["tree"])
@@ -804,13 +804,13 @@ class DatasetIterator(chain[Any]):
                 "statistics are off: set options.stats = True and use dataset.with_options(options)"
             )
         rows = []
-        for each in self._dataset.walk():
-            own = timers.get(id(each), _NOTHING)
+        for node in self._dataset.walk():
+            own = timers.get(id(node), _NOTHING)
             # Subtract no time for the inputs of a prefetch: its thread has waited for the inputs,
             # and `own.seconds` leaves out that wait.
-            inputs = () if each.op.in_background else each.inputs
-            waited = sum(timers.get(id(one), _NOTHING).seconds for one in inputs)
-            rows.append(OperatorStats(each.op.name, own.elements, max(0.0, own.seconds - waited)))
+            inputs = () if node.op.in_background else node.inputs
+            waited_s = sum(timers.get(id(node_input), _NOTHING).seconds for node_input in inputs)
+            rows.append(OperatorStats(node.op.name, own.elements, max(0.0, own.seconds - waited_s)))
         return rows
 
     def close(self) -> None:
@@ -862,9 +862,9 @@ def _payload_bytes(value: Any) -> int:
     with the arguments of its operators."""
     if is_dataset(value):
         return sum(
-            _payload_bytes(getattr(each.op, one.name))
-            for each in value.walk()
-            for one in fields(each.op)
+            _payload_bytes(getattr(tree.op, field.name))
+            for tree in value.walk()
+            for field in fields(tree.op)
         )
     if isinstance(value, (tuple, dict)):
         return sum(map(_payload_bytes, value.values() if isinstance(value, dict) else value))
@@ -892,19 +892,19 @@ def save_elements(elements: Iterable[Any]) -> list[Any]:
     parts: list[Any] = []
     run: list[Any] = []
     budget = _state_budget.get(None) or [STATE_BYTES_MAX]
-    for one in elements:
-        budget[0] -= _payload_bytes(one)
+    for x in elements:
+        budget[0] -= _payload_bytes(x)
         if budget[0] < 0:
             raise ResourceExhaustedError(TOO_LARGE)
-        if isinstance(one, BufferedError):
+        if isinstance(x, BufferedError):
             if run:
                 parts.append({"elements": to_json(run)})
                 run = []
-            is_op_error = isinstance(one.error, OpError)
-            text = str(one.error) if is_op_error else f"{type(one.error).__name__}: {one.error}"
-            parts.append({"error": [getattr(one.error, "error_code", UnknownError.code), text]})
+            is_op_error = isinstance(x.error, OpError)
+            text = str(x.error) if is_op_error else f"{type(x.error).__name__}: {x.error}"
+            parts.append({"error": [getattr(x.error, "error_code", UnknownError.code), text]})
         else:
-            run.append(_packed(one))
+            run.append(_packed(x))
     if run:
         parts.append({"elements": to_json(run)})
     return parts

@@ -47,7 +47,7 @@ class _Group:
         >>> options.as_dict()["deterministic"]
         True
         """
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name in self._names:
             value = getattr(self, name)
             if isinstance(value, _Group):
@@ -55,8 +55,8 @@ class _Group:
             if isinstance(value, Enum):
                 value = value.name
             if value is not None:
-                found[name] = value
-        return found
+                values[name] = value
+        return values
 
     def update(self, values: dict[str, Any]) -> None:
         """Set the options in `values`, which `as_dict` returned.

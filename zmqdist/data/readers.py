@@ -26,7 +26,7 @@ def _paths(filenames: Any) -> list[str]:
         if isinstance(filenames, (str, bytes, os.PathLike))
         else converted("filenames", list, filenames)
     )
-    return [converted("filenames", os.fsdecode, one) for one in many]
+    return [converted("filenames", os.fsdecode, name) for name in many]
 
 
 def _file_names(filenames: Any) -> Dataset:
@@ -173,7 +173,7 @@ def ParquetDataset(
                 file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)
             ]
         row_groups += [(os.path.abspath(path), number) for number in range(len(rows))]
-        count += sum(-(-one // size) for one in rows) if size else sum(rows)
+        count += sum(-(-row_count // size) for row_count in rows) if size else sum(rows)
     if not row_groups:
         raise invalid("the files have no rows: there is no row group in them")
     paths, groups = zip(*row_groups, strict=True)

@@ -86,10 +86,10 @@ def shard_for_worker(
         return _by_element(dataset, lambda below: put(below, full=False))
     if policy == "HINT":
         return dataset.rewrite(
-            lambda one: (
-                put(one.inputs[0])
-                if isinstance(one.op, ShardOp) and one.op.count == SHARD_HINT
-                else one
+            lambda node: (
+                put(node.inputs[0])
+                if isinstance(node.op, ShardOp) and node.op.count == SHARD_HINT
+                else node
             )
         )
     if policy not in ("OFF", "DYNAMIC"):
@@ -103,7 +103,7 @@ def shard_for_worker(
 def unread(dataset: T) -> T:
     """Return a copy of a dataset that no iterator has read: the order of a shuffle depends on the
     earlier passes over the same object."""
-    return dataset.rewrite(lambda one: type(one)(one.op, one.inputs))
+    return dataset.rewrite(lambda node: type(node)(node.op, node.inputs))
 
 
 def common_shard(
@@ -151,20 +151,20 @@ def _by_element(dataset: Tree, put: Put) -> Tree:
 def _by_file(dataset: Tree, put: Put) -> Tree:
     """Return the dataset with a shard in each branch, before the reader of this branch that is
     nearest to the end of the pipeline."""
-    done: dict[int, Tree] = {}
+    rewritten: dict[int, Tree] = {}
 
-    def visit(one: Tree) -> Tree:
-        if id(one) not in done:
-            if _reads_files(one):
-                done[id(one)] = _then(one.op, _names(one.inputs[0], put))
+    def visit(tree: Tree) -> Tree:
+        if id(tree) not in rewritten:
+            if _reads_files(tree):
+                rewritten[id(tree)] = _then(tree.op, _names(tree.inputs[0], put))
             else:
-                branches = _branches(one)
+                branches = _branches(tree)
                 inputs = [
-                    visit(each) if number in branches else each
-                    for number, each in enumerate(one.inputs)
+                    visit(tree_input) if number in branches else tree_input
+                    for number, tree_input in enumerate(tree.inputs)
                 ]
-                done[id(one)] = type(one)(one.op, inputs)
-        return done[id(one)]
+                rewritten[id(tree)] = type(tree)(tree.op, inputs)
+        return rewritten[id(tree)]
 
     return visit(dataset)
 
@@ -195,7 +195,7 @@ def _names(names: Tree, put: Put) -> Tree:
     after the shard."""
     if names.op.name in _OF_NAMES:
         return _then(names.op, _names(names.inputs[0], put))
-    shuffles = [each.op for each in names.walk() if each.op.name == "shuffle"]
+    shuffles = [node.op for node in names.walk() if node.op.name == "shuffle"]
     sharded = put(_without_shuffles(names))
     for op in shuffles:
         sharded = _then(op, sharded)
@@ -203,7 +203,7 @@ def _names(names: Tree, put: Put) -> Tree:
 
 
 def _without_shuffles(dataset: Tree) -> Tree:
-    return dataset.rewrite(lambda one: one.inputs[0] if one.op.name == "shuffle" else one)
+    return dataset.rewrite(lambda node: node.inputs[0] if node.op.name == "shuffle" else node)
 
 
 def _reads_files(dataset: Any) -> bool:
@@ -217,7 +217,7 @@ def _reads_files(dataset: Any) -> bool:
         # its buffer before it returns an element.
         names = _then(IgnoreErrors(), _without_shuffles(dataset.inputs[0]))
         return any(
-            _reads_files(each) for x in islice(names.probe(), 1) for each in op.dataset_of(x).walk()
+            _reads_files(node) for x in islice(names.probe(), 1) for node in op.dataset_of(x).walk()
         )
     return bool(op.is_reader)
 

@@ -31,19 +31,20 @@ def as_spec(value: Any, spec: Any, path: str = "element") -> Any:
         except InvalidArgumentError as error:
             raise invalid(f"{path}: {error.message}") from None
     if isinstance(spec, dict) and isinstance(value, dict) and spec.keys() == value.keys():
-        return {key: as_spec(value[key], one, f"{path}[{key!r}]") for key, one in spec.items()}
+        return {key: as_spec(value[key], item, f"{path}[{key!r}]") for key, item in spec.items()}
     if isinstance(spec, tuple) and isinstance(value, (tuple, list)) and len(spec) == len(value):
         names = [f".{name}" for name in spec._fields] if hasattr(spec, "_fields") else None
         parts = enumerate(zip(value, spec, strict=True))
         items = [
-            as_spec(one, part, path + (names[i] if names else f"[{i}]")) for i, (one, part) in parts
+            as_spec(item, part, path + (names[i] if names else f"[{i}]"))
+            for i, (item, part) in parts
         ]
         return type(spec)(*items) if names else tuple(items)
-    made = element(value)
-    problem = problem_of(made, spec)
+    converted = element(value)
+    problem = problem_of(converted, spec)
     if problem is not None:
         raise invalid(f"{path}: {problem}")
-    return made
+    return converted
 
 
 def _leaf(value: Any, spec: TensorSpec) -> Any:
@@ -73,16 +74,16 @@ def exact_fit(spec: Any) -> Callable[[Any], bool]:
             return (
                 isinstance(value, tuple)
                 and len(value) == count
-                and all(fit(one) for fit, one in zip(parts, value, strict=True))
+                and all(fit(part) for fit, part in zip(parts, value, strict=True))
             )
 
         return of_tuple
     if isinstance(spec, dict):
-        named = {key: exact_fit(one) for key, one in spec.items()}
+        named = {key: exact_fit(part) for key, part in spec.items()}
 
         def of_dict(value: Any) -> bool:
-            same = type(value) is dict and value.keys() == named.keys()
-            return same and all(fit(value[key]) for key, fit in named.items())
+            is_match = type(value) is dict and value.keys() == named.keys()
+            return is_match and all(fit(value[key]) for key, fit in named.items())
 
         return of_dict
     return is_dataset

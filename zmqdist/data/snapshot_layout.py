@@ -52,8 +52,8 @@ class CommittedChunk:
     @classmethod
     def of(cls, name: str) -> CommittedChunk | None:
         """Return the chunk with this file name, or None if no chunk can have this name."""
-        found = re.fullmatch(r"chunk_(\d+)_(\d+)_(\d+)", name, re.ASCII)
-        return found and cls(int(found[2]), int(found[1]), int(found[3]))
+        match = re.fullmatch(r"chunk_(\d+)_(\d+)_(\d+)", name, re.ASCII)
+        return match and cls(int(match[2]), int(match[1]), int(match[3]))
 
 
 def snapshot_done_path(path: str) -> str:
@@ -90,8 +90,8 @@ def committed_chunks(path: str) -> list[CommittedChunk]:
     """Return the committed chunks in the order in which readers read them: the first chunk of each
     stream, then the second chunk of each stream, and so on.
     """
-    found = (CommittedChunk.of(name) for name in storage.list_names(chunks_path(path)))
-    return sorted(chunk for chunk in found if chunk is not None)
+    chunks = (CommittedChunk.of(name) for name in storage.list_names(chunks_path(path)))
+    return sorted(chunk for chunk in chunks if chunk is not None)
 
 
 def write_json(path: str, value: Any, staging_folder: str | None = None) -> None:

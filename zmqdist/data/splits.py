@@ -90,9 +90,9 @@ def split_providers(dataset: Tree) -> list[SplitProvider]:
     repetitions = dataset.op.repetitions
     if not dataset.inputs:
         return [SplitProvider(dataset.op.split_count())]
-    found: list[SplitProvider] = []
+    providers: list[SplitProvider] = []
     for number in dataset.op.split_inputs(len(dataset.inputs)):
-        found += split_providers(dataset.inputs[number])
+        providers += split_providers(dataset.inputs[number])
     if reads_in_step(dataset):
         # If places are counted, each process finds out where they end: elements that fail have
         # places, too.
@@ -101,9 +101,9 @@ def split_providers(dataset: Tree) -> list[SplitProvider]:
                 INFINITE_CARDINALITY if (count := aligned_positions(dataset)) is None else count
             )
         ]
-    for each in found:
-        each.repetitions = SplitProvider(each.repetitions, repetitions).cardinality()
-    return found
+    for provider in providers:
+        provider.repetitions = SplitProvider(provider.repetitions, repetitions).cardinality()
+    return providers
 
 
 def open_split(
@@ -132,7 +132,7 @@ def open_split(
         `next_position` is called again.
     """
 
-    def positions(source: int, repetition: int, taken: int) -> Iterator[int]:
+    def positions(source: int, repetition: int, start: int) -> Iterator[int]:
         # Do not use a generator here, because it would end with the first error of `next_position`.
         return iter(partial(next_position, source, repetition), None)
 
@@ -160,9 +160,9 @@ def open_stream(
       entropy: as for `open_split`.
     """
 
-    def positions(source: int, repetition: int, taken: int) -> Iterator[int]:
-        while run := next_positions(source, repetition, taken):
-            taken += len(run)
+    def positions(source: int, repetition: int, start: int) -> Iterator[int]:
+        while run := next_positions(source, repetition, start):
+            start += len(run)
             yield from run
 
     context = Context(dataset.options(), splits=positions, resumable=True, entropy=entropy)
@@ -205,22 +205,22 @@ def portion_rules(dataset: Tree) -> PortionRules:
     aligned = aligned_positions(source)
     rules = PortionRules(source.op.split_count() if aligned is None else aligned, 1, 1)
     # elements per position; None if the number varies
-    made = source.op.per_split() if aligned is None else Fraction(1)
-    for each in reversed(chain):
-        gives = each.op.per_split()
-        if made is None and gives is not None and gives.denominator > 1:
+    ratio = source.op.per_split() if aligned is None else Fraction(1)
+    for node in reversed(chain):
+        gives = node.op.per_split()
+        if ratio is None and gives is not None and gives.denominator > 1:
             raise _unfit(
-                each, "joins elements, but not every position gives the same number of them"
+                node, "joins elements, but not every position gives the same number of them"
             )
-        made = None if made is None or gives is None else made * gives
-        grain = 1 if made is None else made.denominator
+        ratio = None if ratio is None or gives is None else ratio * gives
+        grain = 1 if ratio is None else ratio.denominator
         if rules.repetitions not in (0, 1) and finite(rules.positions) and rules.positions % grain:
             raise _unfit(
-                each,
+                node,
                 "joins the end of a repetition with the beginning of the next: apply it before "
                 "repeat()",
             )
-        times = SplitProvider(rules.repetitions, each.op.repetitions).cardinality()
+        times = SplitProvider(rules.repetitions, node.op.repetitions).cardinality()
         rules = PortionRules(rules.positions, times, lcm(rules.grain, grain))
     return rules
 
@@ -245,11 +245,11 @@ def portion_pipeline(dataset: T) -> T:
     """
     portion_rules(dataset)
 
-    def change(one: Tree) -> Tree:
-        if one.op.name == "repeat":
-            return one.inputs[0]
-        if one.op.is_reader and getattr(one.op, "parallel", False):
-            return type(one)(dataclasses.replace(one.op, parallel=0), one.inputs)  # type: ignore[call-arg]
-        return one
+    def change(node: Tree) -> Tree:
+        if node.op.name == "repeat":
+            return node.inputs[0]
+        if node.op.is_reader and getattr(node.op, "parallel", False):
+            return type(node)(dataclasses.replace(node.op, parallel=0), node.inputs)  # type: ignore[call-arg]
+        return node
 
     return dataset.rewrite(change)

@@ -139,12 +139,12 @@ def list_names(folder: str, unfinished: bool = False) -> list[str]:
             files, name = _driver(folder)
             # empty the driver's cache of names, because other processes add files
             files.invalidate_cache()
-            found = [one.rstrip("/").rsplit("/", 1)[-1] for one in files.ls(name, detail=False)]
+            names = [entry.rstrip("/").rsplit("/", 1)[-1] for entry in files.ls(name, detail=False)]
         else:
-            found = os.listdir(folder)
+            names = os.listdir(folder)
     except FileNotFoundError:
         return []
-    return sorted(one for one in found if unfinished or not one.endswith(TMP))
+    return sorted(entry for entry in names if unfinished or not entry.endswith(TMP))
 
 
 def exists(path: str) -> bool:
@@ -217,8 +217,8 @@ def _driver(path: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
     except ModuleNotFoundError:
         raise FailedPreconditionError(needs(f"{path}: a URL", "fsspec")) from None
-    found: tuple[Any, str] = url_to_fs(path)
-    return found
+    driver: tuple[Any, str] = url_to_fs(path)
+    return driver
 
 
 # -- compression of a file -------------------------------------------------------------------------
@@ -270,10 +270,10 @@ class _ZlibReader(io.RawIOBase):
                 self._decompressor = zlib.decompressobj()
             else:
                 data = self._decompressor.unconsumed_tail or self._file.read(_PIECE)
-            found = self._decompressor.decompress(data, len(buffer))
-            if found:
-                buffer[: len(found)] = found
-                return len(found)
+            output = self._decompressor.decompress(data, len(buffer))
+            if output:
+                buffer[: len(output)] = output
+                return len(output)
             if not data:
                 raise EOFError("the file is truncated")
 

@@ -158,7 +158,7 @@ def without_attrs(structure: Any) -> Any:
     """Return a structure in which objects of attrs classes are replaced by namedtuples."""
     cls = type(structure)
     if hasattr(cls, "__attrs_attrs__"):
-        names = [each.name for each in cls.__attrs_attrs__]
+        names = [attribute.name for attribute in cls.__attrs_attrs__]
         kind = generic_namedtuple(cls.__name__, tuple(name.lstrip("_") for name in names))
         return kind._make([without_attrs(getattr(structure, name)) for name in names])
     return map_items(without_attrs, structure)
@@ -212,14 +212,14 @@ def _check_text(items: Any, kind: str) -> None:
         if isinstance(item, (list, tuple)):
             _check_text(item, kind)
             continue
-        known = (
+        item_kind = (
             "U"
             if isinstance(item, str)
             else "S"
             if isinstance(item, bytes)
             else np.asarray(item).dtype.kind
         )
-        if known != kind:
+        if item_kind != kind:
             raise invalid(
                 "an element holds a list of text and something else, which makes no array: return "
                 "a tuple, whose parts may differ"
@@ -266,10 +266,10 @@ def batched(spec: Any, size: int | None) -> Any:
     """Return the spec of a batch, which is `size` elements stacked on a new first axis. Raises
     InvalidArgumentError for a Ragged."""
 
-    def more(one: Any) -> Any:
-        if type(one) in COMPOSITES:
-            return batched_spec(one)
-        return TensorSpec(None if one.shape is None else (size, *one.shape), one.dtype)
+    def more(leaf: Any) -> Any:
+        if type(leaf) in COMPOSITES:
+            return batched_spec(leaf)
+        return TensorSpec(None if leaf.shape is None else (size, *leaf.shape), leaf.dtype)
 
     return map_specs(more, spec)
 
@@ -278,17 +278,17 @@ def unbatched(spec: Any) -> Any:
     """Return the spec of the slices along axis 0 of an element whose spec is `spec`. Raises
     ValueError for a scalar."""
 
-    def rows(one: Any) -> Any:
-        if type(one) in COMPOSITES:
-            return row_spec(one)
-        if one.shape == ():
+    def rows(leaf: Any) -> Any:
+        if type(leaf) in COMPOSITES:
+            return row_spec(leaf)
+        if leaf.shape == ():
             raise ValueError("a scalar has no axis 0 to split along")
-        return TensorSpec(None if one.shape is None else one.shape[1:], one.dtype)
+        return TensorSpec(None if leaf.shape is None else leaf.shape[1:], leaf.dtype)
 
     return map_specs(rows, spec)
 
 
-def common_spec(one: Any, two: Any) -> Any:
+def common_spec(first: Any, second: Any) -> Any:
     """Return the narrowest spec that the elements of two specs fit.
 
     Raises:
@@ -307,7 +307,7 @@ def common_spec(one: Any, two: Any) -> Any:
         )
 
     try:
-        return nest.map_structure(common, one, two)
+        return nest.map_structure(common, first, second)
     except ValueError as error:
         raise TypeError(f"elements of different structures: {error}") from None
 
@@ -350,7 +350,7 @@ def _dict_problem(spec: Any, value: Any) -> str | None:
     else:
         return None
     return next(
-        (problem for one, other in pairs if (problem := _dict_problem(one, other)) is not None),
+        (problem for part, item in pairs if (problem := _dict_problem(part, item)) is not None),
         None,
     )
 
@@ -376,7 +376,7 @@ def stack(elements: Sequence[Any], join: Callable[[Sequence[Any]], Any] | None =
     kind = tuple if isinstance(first, tuple) else dict if cls is dict else None
     if kind is None:
         raise invalid(f"cannot batch elements of type {cls.__name__}")
-    if not all(issubclass(one, kind) for one in set(map(type, elements))):
+    if not all(issubclass(cls_of_element, kind) for cls_of_element in set(map(type, elements))):
         raise invalid(_DIFFERENT)
     if not all(map(len(first).__eq__, map(len, elements))):
         raise invalid(_DIFFERENT)
@@ -384,7 +384,7 @@ def stack(elements: Sequence[Any], join: Callable[[Sequence[Any]], Any] | None =
         columns = [stack(column, join) for column in zip(*elements, strict=True)]
         return cls(*columns) if hasattr(first, "_fields") else tuple(columns)
     try:
-        columns = [[each[key] for each in elements] for key in first]
+        columns = [[row[key] for row in elements] for key in first]
     except KeyError:
         raise invalid(_DIFFERENT) from None
     return {key: stack(column, join) for key, column in zip(first, columns, strict=True)}
@@ -490,9 +490,9 @@ def read_only(value: Any) -> Any:
     if cls in READY:
         return value
     if isinstance(value, dict):  # always copy a dict, because no dict is read-only
-        return {key: read_only(one) for key, one in value.items()}
+        return {key: read_only(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        items = [read_only(one) for one in value]
+        items = [read_only(item) for item in value]
         if all(map(is_, items, value)):
             return value
         return tuple(items) if cls is tuple else cls(*items)
@@ -505,9 +505,9 @@ def copy_dicts(value: Any) -> Any:
     """
     if isinstance(value, dict):
         copy = value.copy()
-        for key, one in value.items():
-            if type(one) not in LEAVES:
-                copy[key] = copy_dicts(one)
+        for key, item in value.items():
+            if type(item) not in LEAVES:
+                copy[key] = copy_dicts(item)
         return copy
     if isinstance(value, tuple):
         items = map(copy_dicts, value)
@@ -520,8 +520,8 @@ def leaves_of(structure: Any) -> Iterator[Any]:
     if type(structure) in COMPOSITES or not isinstance(structure, (tuple, dict)):
         yield structure
     else:
-        for one in structure.values() if isinstance(structure, dict) else structure:
-            yield from leaves_of(one)
+        for part in structure.values() if isinstance(structure, dict) else structure:
+            yield from leaves_of(part)
 
 
 def length_of(value: Any) -> int:
@@ -530,7 +530,9 @@ def length_of(value: Any) -> int:
     Raises:
       ValueError: a leaf is a scalar, the leaves differ in length, or the element has no leaves.
     """
-    shapes = [one.shape() if type(one) in COMPOSITES else np.shape(one) for one in leaves_of(value)]
+    shapes = [
+        leaf.shape() if type(leaf) in COMPOSITES else np.shape(leaf) for leaf in leaves_of(value)
+    ]
     if not shapes:
         raise ValueError("the structure has no leaves to slice")
     if not all(shapes):

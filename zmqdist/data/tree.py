@@ -50,8 +50,8 @@ class Tree:
         self._spec: Any = None
 
     def __repr__(self) -> str:
-        known = self.known_spec
-        return f"<{type(self).__name__} {self.op.one_line()}, element_spec={known!r}>"
+        spec = self.known_spec
+        return f"<{type(self).__name__} {self.op.one_line()}, element_spec={spec!r}>"
 
     # -- iterating --
 
@@ -102,8 +102,8 @@ class Tree:
             `from_dataset_id`, and the service does not know its spec.
         """
         if self._spec is None:
-            known = self.op.element_spec(tuple(each.element_spec for each in self.inputs))
-            self._spec = self._infer() if known is UNKNOWN_SPEC else known
+            spec = self.op.element_spec(tuple(dataset.element_spec for dataset in self.inputs))
+            self._spec = self._infer() if spec is UNKNOWN_SPEC else spec
         return self._spec
 
     @property
@@ -113,10 +113,10 @@ class Tree:
         """
         if self._spec is not None:
             return self._spec
-        inputs = tuple(each.known_spec for each in self.inputs)
+        inputs = tuple(dataset.known_spec for dataset in self.inputs)
         return (
             UNKNOWN_SPEC
-            if any(one is UNKNOWN_SPEC for one in inputs)
+            if any(spec is UNKNOWN_SPEC for spec in inputs)
             else self.op.element_spec(inputs)
         )
 
@@ -128,8 +128,10 @@ class Tree:
         """
 
         def declared(dataset: Tree, specs: tuple[Any, ...]) -> Any:
-            unknown = dataset.op.name == "elements" or any(one is UNKNOWN_SPEC for one in specs)
-            return UNKNOWN_SPEC if unknown else dataset.op.element_spec(specs)
+            is_unknown = dataset.op.name == "elements" or any(
+                spec is UNKNOWN_SPEC for spec in specs
+            )
+            return UNKNOWN_SPEC if is_unknown else dataset.op.element_spec(specs)
 
         return _fold(self, declared)
 
@@ -161,9 +163,9 @@ class Tree:
         False
         """
         options = Options()
-        for each in self.walk():
-            if each.op.name == "options":
-                options.update(each.op.options)  # type: ignore[attr-defined]
+        for node in self.walk():
+            if node.op.name == "options":
+                options.update(node.op.options)  # type: ignore[attr-defined]
         return options
 
     # -- the tree --
@@ -174,16 +176,16 @@ class Tree:
         >>> [dataset.op.name for dataset in Dataset.range(3).batch(2).walk()]
         ['range', 'batch']
         """
-        found: dict[int, Tree] = {}
+        nodes: dict[int, Tree] = {}
 
         def visit(dataset: Tree) -> None:
-            if id(dataset) not in found:
-                for each in dataset.inputs:
-                    visit(each)
-                found[id(dataset)] = dataset
+            if id(dataset) not in nodes:
+                for dataset_input in dataset.inputs:
+                    visit(dataset_input)
+                nodes[id(dataset)] = dataset
 
         visit(self)
-        return list(found.values())
+        return list(nodes.values())
 
     def rewrite(self: T, change: Callable[[Any], Any]) -> T:
         """Return a copy in which each dataset is replaced by the result of `change`, inputs first.
@@ -197,12 +199,12 @@ class Tree:
           change: a function that gets a dataset whose inputs are already rewritten, and returns
             this dataset or a replacement.
         """
-        done: dict[int, Any] = {}
-        for each in self.walk():
-            inputs = tuple(done[id(one)] for one in each.inputs)
-            same = all(one is other for one, other in zip(inputs, each.inputs, strict=True))
-            done[id(each)] = change(each if same else type(self)(each.op, inputs))
-        return done[id(self)]  # type: ignore[no-any-return]
+        rewritten: dict[int, Any] = {}
+        for node in self.walk():
+            inputs = tuple(rewritten[id(new)] for new in node.inputs)
+            unchanged = all(new is old for new, old in zip(inputs, node.inputs, strict=True))
+            rewritten[id(node)] = change(node if unchanged else type(self)(node.op, inputs))
+        return rewritten[id(self)]  # type: ignore[no-any-return]
 
     def has_functions(self) -> bool:
         """Return whether the description contains functions, which are pickles.
@@ -224,15 +226,15 @@ class Tree:
             text names the object.
         """
         nodes = self.walk()
-        numbers = {id(each): number for number, each in enumerate(nodes)}
+        numbers = {id(node): number for number, node in enumerate(nodes)}
         try:
             described = [
                 {
-                    "op": each.op.name,
-                    "args": each.op.describe(),
-                    "inputs": [numbers[id(one)] for one in each.inputs],
+                    "op": node.op.name,
+                    "args": node.op.describe(),
+                    "inputs": [numbers[id(node_input)] for node_input in node.inputs],
                 }
-                for each in nodes
+                for node in nodes
             ]
         except InvalidArgumentError as error:
             raise FailedPreconditionError(f"the dataset cannot be serialized: {error}") from error
@@ -266,15 +268,17 @@ class Tree:
             spec = dataset.known_spec
             form = "spec known at the first element" if spec is UNKNOWN_SPEC else repr(spec)
             lines.append(f"{'  ' * depth}{dataset.op.one_line()}: {count} elements, {form}")
-            for each in dataset.inputs:
-                visit(each, depth + 1)
+            for dataset_input in dataset.inputs:
+                visit(dataset_input, depth + 1)
 
         visit(self, 0)
         return "\n".join(lines)
 
 
 def _fold(dataset: Tree, combine: Callable[[Tree, tuple[Any, ...]], Any]) -> Any:
-    done: dict[int, Any] = {}
-    for each in dataset.walk():
-        done[id(each)] = combine(each, tuple(done[id(one)] for one in each.inputs))
-    return done[id(dataset)]
+    results: dict[int, Any] = {}
+    for node in dataset.walk():
+        results[id(node)] = combine(
+            node, tuple(results[id(node_input)] for node_input in node.inputs)
+        )
+    return results[id(dataset)]

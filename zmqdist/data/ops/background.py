@@ -134,8 +134,8 @@ class ReadAhead:
         """Prepare to read `node`. The thread is not started yet.
 
         Args:
-          changed: a condition that all candidates of one `wait_for_one` must share. None creates a
-            condition for this object alone.
+          changed: a condition that all candidates of one `wait_for_ready` must share. None creates
+            a condition for this object alone.
         """
         self._node = node
         self._limit = ReadAheadLimit(least, most)
@@ -148,7 +148,7 @@ class ReadAhead:
         self._full = False
         self._state_pending = False
         self._stop = False
-        self._ended = False
+        self._at_end = False
 
     def stream(self) -> Iterator[Any]:
         """Yield the remaining elements. Unlike `OperatorNode.stream`, each call creates a
@@ -171,19 +171,19 @@ class ReadAhead:
         """Return whether the next element or the end is available without waiting. Starts the
         thread."""
         self.begin()
-        return bool(self._buffer) or self._ended or self._stop
+        return bool(self._buffer) or self._at_end or self._stop
 
     @staticmethod
-    def wait_for_one(candidates: Sequence[ReadAhead]) -> None:
+    def wait_for_ready(candidates: Sequence[ReadAhead]) -> None:
         """Wait until one of the candidates is ready. All candidates must share the condition
         `changed`."""
-        for each in candidates:
-            each.begin_checked()
+        for reader in candidates:
+            reader.begin_checked()
         with candidates[0].changed:
-            while not any(each.ready() for each in candidates):
-                for each in candidates:
-                    each.wake_requested = True
-                if not any(each.ready() for each in candidates):
+            while not any(reader.ready() for reader in candidates):
+                for reader in candidates:
+                    reader.wake_requested = True
+                if not any(reader.ready() for reader in candidates):
                     candidates[0].changed.wait()
 
     def begin_checked(self) -> None:
@@ -200,9 +200,9 @@ class ReadAhead:
         ended or `halt` was called."""
         self.begin_checked()
         with self.changed:
-            while not (self._buffer or self._ended or self._stop):
+            while not (self._buffer or self._at_end or self._stop):
                 self.wake_requested = True
-                if not (self._buffer or self._ended):
+                if not (self._buffer or self._at_end):
                     self.changed.wait()
         return bool(self._buffer)
 
@@ -233,7 +233,7 @@ class ReadAhead:
             self._thread.start()
 
     def _read(self) -> None:
-        while not (self._stop or self._ended):
+        while not (self._stop or self._at_end):
             if self._state_pending or len(self._buffer) >= self._limit.size:
                 self._pause()
                 continue
@@ -253,7 +253,7 @@ class ReadAhead:
             buffer.append(x)
             if self.wake_requested or self._stop or len(buffer) >= size:
                 return
-        self._ended = True
+        self._at_end = True
 
     def restart(self) -> None:
         """Do nothing, because the reading thread itself restarts the node after an error."""
@@ -290,7 +290,7 @@ class ReadAhead:
         try:
             with self._run_lock:
                 ahead = save_elements(list(self._buffer))
-                return {"ahead": ahead, "ended": self._ended, "node": self._node.state_dict()}
+                return {"ahead": ahead, "ended": self._at_end, "node": self._node.state_dict()}
         finally:
             self._state_pending = False
             self._wake()
@@ -300,7 +300,7 @@ class ReadAhead:
         self.halt()
         self._buffer.clear()
         self._buffer.extend(load_elements(state["ahead"]))
-        self._ended = state["ended"]
+        self._at_end = state["ended"]
         self._node.load_state_dict(state["node"])
 
 
@@ -390,16 +390,16 @@ class MapCall:
 
     Attributes:
       x: the input.
-      y: the output, or a BufferedError if the call or its input has failed. It is valid when `done`
-        is True.
+      y: the output, or a BufferedError if the call or its input has failed. It is valid when
+        `finished` is True.
     """
 
-    __slots__ = ("done", "x", "y")
+    __slots__ = ("finished", "x", "y")
 
     def __init__(self, x: Any) -> None:
         self.x = x
         self.y: Any = None
-        self.done = False
+        self.finished = False
 
 
 class MapThreads:
@@ -408,8 +408,8 @@ class MapThreads:
 
     No wake-up is lost, because a thread announces that it will sleep before it checks the queue a
     last time, and `add` appends to the queue before it checks whether a thread sleeps. In the same
-    way, `wait` sets `_awaited` before it checks `done`, and a worker thread sets `done` before it
-    checks `_awaited`.
+    way, `wait` sets `_awaited` before it checks `finished`, and a worker thread sets `finished`
+    before it checks `_awaited`.
     """
 
     def __init__(self, size: int, function: Callable[[Any], Any]) -> None:
@@ -419,7 +419,7 @@ class MapThreads:
         self._work = threading.Condition()
         self._idle = 0
         self._stop = False
-        self._done = threading.Condition()
+        self._call_finished = threading.Condition()
         self._awaited: Any = None
 
     def add(self, call: MapCall) -> None:
@@ -441,16 +441,16 @@ class MapThreads:
     def wait(self, calls: Sequence[MapCall], ordered: bool) -> MapCall:
         """Wait until a call is done, and return that call. With `ordered` wait for the first of the
         calls, otherwise for any call."""
-        with self._done:
+        with self._call_finished:
             self._awaited = calls[0] if ordered else _ANY
             try:
                 while True:
                     for call in calls:
-                        if call.done:
+                        if call.finished:
                             return call
                         if ordered:
                             break
-                    self._done.wait()
+                    self._call_finished.wait()
             finally:
                 self._awaited = None
 
@@ -490,10 +490,10 @@ class MapThreads:
             except BaseException as error:
                 # keep the error until the reading thread reaches this call
                 call.y = BufferedError(error)
-            call.done = True
+            call.finished = True
             if self._awaited is call or self._awaited is _ANY:
-                with self._done:
-                    self._done.notify_all()
+                with self._call_finished:
+                    self._call_finished.notify_all()
 
 
 class ParallelNode(OperatorNode):
@@ -525,7 +525,7 @@ class ParallelNode(OperatorNode):
                 if not pending:
                     return
             call = pending[0]
-            if not call.done:
+            if not call.finished:
                 assert self._pool is not None
                 call = self._pool.wait(pending, self.ordered)
             if call is pending[0]:
@@ -554,7 +554,7 @@ class ParallelNode(OperatorNode):
         call = MapCall(x)
         self.pending.append(call)
         if type(x) is BufferedError:
-            call.y, call.done = x, True  # the input failed, so the function is not called
+            call.y, call.finished = x, True  # the input failed, so the function is not called
             return
         if self._pool is None:
             self._pool = MapThreads(self.threads, self.function())

@@ -245,5 +245,5 @@ def all_of(counts: tuple[int, ...], combine: Callable[[list[int]], int]) -> int:
     """
     if UNKNOWN_CARDINALITY in counts:
         return UNKNOWN_CARDINALITY
-    known = [count for count in counts if count != INFINITE_CARDINALITY]
-    return combine(known) if known else INFINITE_CARDINALITY
+    bounded = [count for count in counts if count != INFINITE_CARDINALITY]
+    return combine(bounded) if bounded else INFINITE_CARDINALITY

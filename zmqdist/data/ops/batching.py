@@ -171,17 +171,17 @@ def rows_in(spec: Any) -> int | None:
     leaf is unknown. Raises ValueError for scalars and different lengths.
     """
     sizes: set[int | None] = set()
-    for one in leaves_of(spec):
-        if type(one) in COMPOSITES:
+    for leaf in leaves_of(spec):
+        if type(leaf) in COMPOSITES:
             sizes.add(None)
-        if isinstance(one, TensorSpec) and one.shape is not None:
-            if one.shape == ():
+        if isinstance(leaf, TensorSpec) and leaf.shape is not None:
+            if leaf.shape == ():
                 raise ValueError("a scalar has no axis 0 to split along")
-            sizes.add(one.shape[0])
-    known = {size for size in sizes if size is not None}
-    if len(known) > 1:
-        raise ValueError(f"the leaves differ in length along axis 0: {sorted(known)}")
-    return known.pop() if known and None not in sizes else None
+            sizes.add(leaf.shape[0])
+    lengths = {size for size in sizes if size is not None}
+    if len(lengths) > 1:
+        raise ValueError(f"the leaves differ in length along axis 0: {sorted(lengths)}")
+    return lengths.pop() if lengths and None not in sizes else None
 
 
 class _RebatchNode(_UnbatchNode):
@@ -213,10 +213,10 @@ class _RebatchNode(_UnbatchNode):
     def _no_rows(self) -> Any:
         """Return a batch of size 0. Axes of unknown size are empty, too."""
 
-        def empty(one: Any) -> Any:
-            if not isinstance(one, TensorSpec) or one.shape is None:
-                raise invalid(f"a batch of size 0 needs arrays whose rank is known, not {one}")
-            return np.empty((0, *(size or 0 for size in one.shape[1:])), one.dtype)
+        def empty(leaf: Any) -> Any:
+            if not isinstance(leaf, TensorSpec) or leaf.shape is None:
+                raise invalid(f"a batch of size 0 needs arrays whose rank is known, not {leaf}")
+            return np.empty((0, *(size or 0 for size in leaf.shape[1:])), leaf.dtype)
 
         return map_specs(empty, self.dataset.inputs[0].element_spec)
 

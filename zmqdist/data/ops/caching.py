@@ -85,20 +85,20 @@ class _CacheNode(OperatorNode):
         return output
 
     def state(self) -> dict[str, Any]:
-        held = self.recorded if self.reading is None else self.reading
+        record = self.recorded if self.reading is None else self.reading
         return {
             "position": self.position,
             "reading": self.reading is not None,
-            "held": save_elements(held),
+            "held": save_elements(record),
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        held = list(map(read_only, load_elements(state["held"])))
-        self.dicts = any(read_only(x) is not x for x in held)
+        record = list(map(read_only, load_elements(state["held"])))
+        self.dicts = any(read_only(x) is not x for x in record)
         self.position = state["position"]
-        self.reading, self.recorded = (held, []) if state["reading"] else (None, held)
+        self.reading, self.recorded = (record, []) if state["reading"] else (None, record)
         if state["reading"]:
-            self._keep(held)
+            self._keep(record)
 
 
 @operator("cache", _CacheNode)
@@ -179,14 +179,14 @@ class _FileCacheNode(OperatorNode):
 
     def state(self) -> dict[str, Any]:
         if self.part is None:
-            held = save_elements(self.carried)
+            elements = save_elements(self.carried)
         else:
             # The state contains the elements, and not the name of the file, because `close` deletes
             # the file.
             self.part.flush()
             with open(self.path + ".part", "rb") as file:
-                held = save_elements(read_elements(file, self.path))
-        return {"position": self.position, "reading": self.reading, "held": held}
+                elements = save_elements(read_elements(file, self.path))
+        return {"position": self.position, "reading": self.reading, "held": elements}
 
     def load(self, state: dict[str, Any]) -> None:
         self._give_up()

@@ -69,7 +69,7 @@ class _ZipNode(OperatorNode):
 
     def _packing(self) -> Any:
         form = self.op.form
-        if type(form) is tuple and not any(isinstance(one, (tuple, dict)) for one in form):
+        if type(form) is tuple and not any(isinstance(part, (tuple, dict)) for part in form):
             return tuple
         return lambda row: nest.pack_sequence_as(form, row)
 
@@ -170,7 +170,7 @@ class _RepeatNode(OperatorNode):
         below = self.dataset.inputs[0]
         if below.cardinality() == 0:
             return True
-        shared = self.context.has_splits or any(each.op.is_shared for each in below.walk())
+        shared = self.context.has_splits or any(node.op.is_shared for node in below.walk())
         return self.op.count < 0 and not shared
 
 
@@ -251,7 +251,7 @@ class InterleaveNode(NumberedNode):
     def run(self) -> Iterator[Any]:
         slots, block = self.slots, self.op.block_length
         if self.threads:
-            self._fill_all()
+            self._fill_slots()
         while True:
             if slots[self.turn] is None and not self._fill(self.turn):
                 if all(slot is None for slot in slots):
@@ -281,7 +281,7 @@ class InterleaveNode(NumberedNode):
                 if len(slots) > 1:
                     self._advance()
                 if self.threads:
-                    self._fill_all()
+                    self._fill_slots()
 
     def _turn_to_ready(self) -> None:
         """Move `turn` to the next slot with an element that is ready. If there is no such slot,
@@ -295,9 +295,9 @@ class InterleaveNode(NumberedNode):
                     return
             # No node is ready, so all nodes are ReadAheads, because a node of any other class
             # counts as ready.
-            ReadAhead.wait_for_one(self.inner_nodes())
+            ReadAhead.wait_for_ready(self.inner_nodes())
 
-    def _fill_all(self) -> None:
+    def _fill_slots(self) -> None:
         """Fill the empty slots, in the order of their turns."""
         for step in range(len(self.slots)):
             number = (self.turn + step) % len(self.slots)
@@ -472,26 +472,26 @@ class _ChooseNode(OperatorNode):
     def run(self) -> Iterator[Any]:
         inputs = self.children[1:]
         while not self.at_end:
-            chosen = self.choose(len(inputs))
-            if chosen is None:
+            number = self.choose(len(inputs))
+            if number is None:
                 return
-            if chosen in self.empty_inputs:
+            if number in self.empty_inputs:
                 continue
-            for x in inputs[chosen].stream():
+            for x in inputs[number].stream():
                 yield x
                 break
             else:
-                self.empty_inputs = (*self.empty_inputs, chosen)
+                self.empty_inputs = (*self.empty_inputs, number)
                 all_empty = len(self.empty_inputs) == len(inputs)
                 self.at_end = self.op.stop_on_empty_dataset or all_empty
 
     def choose(self, count: int) -> int | None:
         """Return the index of the next input to read, or None after the last choice."""
         for choice in self.children[0].stream():
-            chosen = checked_int(choice, "choice_dataset")
-            if not 0 <= chosen < count:
+            number = checked_int(choice, "choice_dataset")
+            if not 0 <= number < count:
                 raise invalid(f"Selector index out of range: {choice} is not in [0, {count})")
-            return chosen
+            return number
         return None
 
 
@@ -508,20 +508,20 @@ class Choose(InStepOp):
             return (
                 INFINITE_CARDINALITY if inputs[0] == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
             )
-        everything = set(inputs) == {INFINITE_CARDINALITY}
-        return INFINITE_CARDINALITY if everything else UNKNOWN_CARDINALITY
+        all_infinite = set(inputs) == {INFINITE_CARDINALITY}
+        return INFINITE_CARDINALITY if all_infinite else UNKNOWN_CARDINALITY
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         spec = inputs[1]
-        for other in inputs[2:]:
-            spec = common_spec(spec, other)
+        for input_spec in inputs[2:]:
+            spec = common_spec(spec, input_spec)
         return spec
 
     def in_step(self, dataset: DatasetLike) -> bool:
         # If all choices come and no input ends them, every element is chosen, in whichever process.
         # If no input ends, no process takes elements from another: as in tf.data, each process
         # makes all choices.
-        choices, *inputs = (each.cardinality() for each in dataset.inputs)
+        choices, *inputs = (dataset_input.cardinality() for dataset_input in dataset.inputs)
         some_left_out = self.stop_on_empty_dataset or choices != INFINITE_CARDINALITY
         return some_left_out and set(inputs) != {INFINITE_CARDINALITY}
 

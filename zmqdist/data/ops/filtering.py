@@ -249,22 +249,22 @@ class TakeWhile(Op):
 class _UniqueNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        self.seen: dict[Any, None] = {}
+        self.values: dict[Any, None] = {}
 
     def run(self) -> Iterator[Any]:
         for x in self.source():
             key = x.item() if hasattr(x, "item") and x.shape == () else x
             if not isinstance(key, (bool, int, float, complex, str, bytes)):
                 raise TypeError(f"unique() takes scalars, not {type(x).__name__}")
-            if key not in self.seen:
-                self.seen[key] = None
+            if key not in self.values:
+                self.values[key] = None
                 yield x
 
     def state(self) -> dict[str, Any]:
-        return {"seen": save_elements(list(self.seen))}
+        return {"seen": save_elements(list(self.values))}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.seen = dict.fromkeys(load_elements(state["seen"]))
+        self.values = dict.fromkeys(load_elements(state["seen"]))
 
 
 @operator("unique", _UniqueNode)

@@ -33,8 +33,8 @@ class _PlacesNode(OperatorNode):
     """Computes all elements of an operator, and yields those whose places this process gets.
 
     Attributes:
-      position: the place of the element that is computed next. An element whose computation raises an
-        error has a place too.
+      position: the place of the element that is computed next. An element whose computation
+        raises an error has a place too.
     """
 
     plain_fields = ("position",)
@@ -50,17 +50,17 @@ class _PlacesNode(OperatorNode):
 
     def run(self) -> Iterator[Any]:
         assert self.splits is not None
-        for given in self.splits:
+        for target in self.splits:
             # The place is one that another process has returned, so begin again.
-            if given < self.position:
+            if target < self.position:
                 self.children[0].load_state_dict(self._start)
                 self.position = 0
-            while self.position <= given:
+            while self.position <= target:
                 self.position += 1
                 try:
                     x = next(self.children[0].stream(), _END)
                 except Exception:
-                    if self.position > given:
+                    if self.position > target:
                         raise
                     self.children[0].restart()  # the process that gets this place raises the error
                     continue
@@ -99,8 +99,8 @@ def aligned_positions(dataset: DatasetLike) -> int | None:
     op = dataset.op
     with contextlib.suppress(UnimplementedError):
         if op.repetitions == 1 and (op.name == "enumerate" or op.per_split() == 1):
-            counts = tuple(aligned_positions(each) for each in dataset.inputs) or (
-                op.split_count(),
-            )
+            counts = tuple(
+                aligned_positions(dataset_input) for dataset_input in dataset.inputs
+            ) or (op.split_count(),)
             return None if None in counts else all_of(counts, min)  # type: ignore[arg-type]
     return None

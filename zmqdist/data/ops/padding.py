@@ -68,8 +68,8 @@ def pad(leaves: Sequence[Any], shape: Sequence[int | None], value: Any) -> Any:
         value = {"U": "", "S": b"", "b": False}.get(dtype.kind, 0)
     batch = np.full((len(arrays), *sizes), value, dtype)
     for row, array in enumerate(arrays):
-        place: Any = (row, *map(slice, array.shape))
-        batch[place] = array
+        region: Any = (row, *map(slice, array.shape))
+        batch[region] = array
     return batch
 
 
@@ -100,11 +100,11 @@ class _PaddedNode(GatheringNode):
 def _check_arrays(spec: Any) -> None:
     """Raise TypeError if a spec has leaves that cannot be padded, which are Ragged, Sparse and
     datasets."""
-    for one in leaves_of(spec):
-        if not isinstance(one, TensorSpec):
+    for leaf_spec in leaves_of(spec):
+        if not isinstance(leaf_spec, TensorSpec):
             raise TypeError(
-                f"padded_batch fills up arrays, and the elements hold a {type(one).__name__}: "
-                f"apply to_dense() or unbatch() first,"
+                "padded_batch fills up arrays, and the elements hold a "
+                f"{type(leaf_spec).__name__}: apply to_dense() or unbatch() first,"
                 " or batch() if the elements have one shape"
             )
 
@@ -115,23 +115,25 @@ def _shapes(shapes: Any, spec: Any) -> list[Any]:
     """
     leaves = nest.flatten(spec)
     if shapes is None:
-        found: list[Any] = [None] * len(leaves)
+        leaf_shapes: list[Any] = [None] * len(leaves)
     elif isinstance(spec, dict) and isinstance(shapes, dict) and shapes.keys() == spec.keys():
-        found = [shape for key in sorted(spec) for shape in _shapes(shapes[key], spec[key])]
+        leaf_shapes = [shape for key in sorted(spec) for shape in _shapes(shapes[key], spec[key])]
     elif isinstance(spec, tuple) and isinstance(shapes, (tuple, list)) and len(spec) == len(shapes):
-        found = [
-            shape for one, part in zip(shapes, spec, strict=True) for shape in _shapes(one, part)
+        leaf_shapes = [
+            shape
+            for part_shapes, part in zip(shapes, spec, strict=True)
+            for shape in _shapes(part_shapes, part)
         ]
     elif isinstance(spec, (dict, tuple)):
         raise ValueError(f"padded_shapes {shapes!r} has another structure than the elements")
     else:
-        found = [_shape(shapes)]
-    for number, (shape, leaf) in enumerate(zip(found, leaves, strict=True)):
+        leaf_shapes = [_shape(shapes)]
+    for number, (shape, leaf) in enumerate(zip(leaf_shapes, leaves, strict=True)):
         if shape is None:
             if leaf.shape is None:
                 raise ValueError("the rank of an element is unknown: give padded_shapes")
-            found[number] = (None,) * len(leaf.shape)
-    return found
+            leaf_shapes[number] = (None,) * len(leaf.shape)
+    return leaf_shapes
 
 
 def declared_shapes(spec: Any, shapes: Any) -> Any:
@@ -175,12 +177,14 @@ def _values(values: Any, leaves: Sequence[Any]) -> list[Any]:
     TypeError if a value has another type than its leaf, and ValueError if there is another number
     of values than of leaves.
     """
-    found = nest.flatten(values) if isinstance(values, (tuple, dict)) else [values] * len(leaves)
-    if len(found) != len(leaves):
+    leaf_values = (
+        nest.flatten(values) if isinstance(values, (tuple, dict)) else [values] * len(leaves)
+    )
+    if len(leaf_values) != len(leaves):
         raise ValueError(
-            f"there are {len(found)} padding_values, but an element has {len(leaves)} leaves"
+            f"there are {len(leaf_values)} padding_values, but an element has {len(leaves)} leaves"
         )
-    for value, leaf in zip(found, leaves, strict=True):
+    for value, leaf in zip(leaf_values, leaves, strict=True):
         if value is None:
             continue
         array, dtype = np.asarray(value), leaf.dtype
@@ -200,7 +204,7 @@ def _values(values: Any, leaves: Sequence[Any]) -> list[Any]:
                 f"padding_values: padding value {value!r} does not fit elements of {dtype}"
             )
         check_end(value)
-    return found
+    return leaf_values
 
 
 @operator("padded_batch", _PaddedNode)

@@ -51,8 +51,8 @@ class _ParquetNode(OperatorNode):
     """Runs `Parquet`: reads one row group after another.
 
     Attributes:
-      current: the (path, row group) that is being read; None between two row groups.
-      done: how many elements of the current row group were yielded.
+      row_group: the (path, row group) that is being read; None between two row groups.
+      elements_read: how many elements of the current row group were yielded.
     """
 
     plain_fields = ("row_group", "elements_read")
@@ -113,7 +113,7 @@ class Parquet(Op):
         if not self.batch or spec is UNKNOWN_SPEC:
             return spec
         # The number of rows is None, because the last batch of a row group may be shorter.
-        return map_specs(lambda one: TensorSpec((None, *one.shape[1:]), one.dtype), spec)
+        return map_specs(lambda leaf: TensorSpec((None, *leaf.shape[1:]), leaf.dtype), spec)
 
     def elements(self, path: str, group: int) -> Iterator[Any]:
         """Yield the elements of a row group, or of the whole file if `group` is negative."""

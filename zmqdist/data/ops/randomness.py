@@ -101,7 +101,7 @@ class RandomNode(NumberedNode):
         own = self.op.seed
         fresh = not self.fresh_option or getattr(self.op, self.fresh_option)
         entropy = context.entropy if fresh else [context.entropy[0], *context.entropy[2:]]
-        base = [*entropy, self.place] if own is None else [own[0] & _BITS, own[1] & _BITS]
+        base = [*entropy, self.dataset_index] if own is None else [own[0] & _BITS, own[1] & _BITS]
         seed = [*base, self.number if fresh else 0]
         self._seed: list[int] = seed if fresh else dataset.memory.values.setdefault("seed", seed)
         self.draws = Draws(self._seed)
@@ -161,15 +161,15 @@ class _ShuffleNode(RandomNode):
         for x in self.source():
             buffer.append(x)
             if len(buffer) >= size:
-                chosen = int(uniform() * size)
-                x = buffer[chosen]
-                buffer[chosen] = buffer[-1]
+                number = int(uniform() * size)
+                x = buffer[number]
+                buffer[number] = buffer[-1]
                 buffer.pop()
                 yield x
         while buffer:
-            chosen = int(uniform() * len(buffer))
-            x = buffer[chosen]
-            buffer[chosen] = buffer[-1]
+            number = int(uniform() * len(buffer))
+            x = buffer[number]
+            buffer[number] = buffer[-1]
             buffer.pop()
             yield x
 
@@ -206,33 +206,33 @@ class _ResampleNode(RandomNode):
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        self.seen = [0] * len(self.op.target)
+        self.class_counts = [0] * len(self.op.target)
 
     def run(self) -> Iterator[Any]:
         fn, uniform = self.op.function.value, self.draws.uniform
         for x in self.source():
             kind = int_scalar(fn(*x) if type(x) is tuple else fn(x), "class_func")
-            if not 0 <= kind < len(self.seen):
+            if not 0 <= kind < len(self.class_counts):
                 raise invalid(
                     f"class_func returned {kind}, but target_dist has the classes 0 to "
-                    f"{len(self.seen) - 1}"
+                    f"{len(self.class_counts) - 1}"
                 )
-            self.seen[kind] += 1
+            self.class_counts[kind] += 1
             if uniform() < self._chance(kind):
                 yield np.int64(kind), x
 
     def _chance(self, kind: int) -> float:
-        target, initial = self.op.target, self.op.initial or self.seen
+        target, initial = self.op.target, self.op.initial or self.class_counts
         ratios = [want / have for want, have in zip(target, initial, strict=True) if have]
         most = max(ratios)
         return target[kind] / initial[kind] / most if most and initial[kind] else 0.0
 
     def state(self) -> dict[str, Any]:
-        return super().state() | {"seen": list(self.seen)}
+        return super().state() | {"seen": list(self.class_counts)}
 
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
-        self.seen = list(state["seen"])
+        self.class_counts = list(state["seen"])
 
 
 @operator("rejection_resample", _ResampleNode)
@@ -268,8 +268,8 @@ class _SelectorNode(RandomNode):
 
     def _draw(self, weights: Any) -> Any:
         bounds = np.cumsum(np.asarray(weights, dtype=np.float64))
-        chosen = np.searchsorted(bounds, self.draws.uniform() * bounds[-1], side="right")
-        return np.int64(min(chosen, len(bounds) - 1))
+        number = np.searchsorted(bounds, self.draws.uniform() * bounds[-1], side="right")
+        return np.int64(min(number, len(bounds) - 1))
 
 
 @operator("selector", _SelectorNode)

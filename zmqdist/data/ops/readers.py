@@ -65,7 +65,7 @@ class ReaderNode(OperatorNode):
 
     Attributes:
       path: the file that is being read; "" between two files.
-      done: how many records of this file were yielded.
+      records_read: how many records of this file were yielded.
     """
 
     plain_fields = ("path", "records_read")
@@ -155,13 +155,13 @@ class FixedLengthRecords(FileReader):
     def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
         size, footer = self.record_bytes, self.footer_bytes
         file.read(self.header_bytes)
-        held = file.read(footer)
+        buffer = file.read(footer)
         while data := file.read(size):
-            held += data
+            buffer += data
             if len(data) < size:
                 break
-            yield held[:size]
-            held = held[size:]
+            yield buffer[:size]
+            buffer = buffer[size:]
         else:
             return
         raise invalid(

@@ -52,10 +52,10 @@ class RunWriter:
     """Writes a run, which is one saved copy of a dataset, into a folder. Readers do not see the run
     before `finish`.
 
-    Between two elements, `pause` returns a place from which a later writer can continue. The later
-    writer cuts off the elements that were written after this place. In a compressed file, each
-    pause ends a compressed stream, and the next element begins another stream. Readers join the
-    streams.
+    Between two elements, `pause` returns a checkpoint from which a later writer can continue. The
+    later writer cuts off the elements that were written after this checkpoint. In a compressed
+    file, each pause ends a compressed stream, and the next element begins another stream. Readers
+    join the streams.
 
     Attributes:
       count: the number of elements written.
@@ -66,24 +66,24 @@ class RunWriter:
         path: str,
         compression: str,
         shard_func: Callable[..., Any] | None,
-        place: dict[str, Any] | None = None,
+        checkpoint: dict[str, Any] | None = None,
     ) -> None:
         self._path, self._compression, self._shard_func = path, compression, shard_func
-        self._run = uuid.uuid4().hex[:16] if place is None else _run_name(place["run"])
+        self._run = uuid.uuid4().hex[:16] if checkpoint is None else _run_name(checkpoint["run"])
         self._files: dict[int, ElementsFile] = {}
         self._shards: set[int] = set()
         self.count = 0
-        os.makedirs(os.path.join(path, self._run), exist_ok=place is not None)
-        if place is not None:
-            self._resume(place)
+        os.makedirs(os.path.join(path, self._run), exist_ok=checkpoint is not None)
+        if checkpoint is not None:
+            self._resume(checkpoint)
 
-    def _resume(self, place: dict[str, Any]) -> None:
-        """Cut off the elements that were written after `place`, because they will be written
+    def _resume(self, checkpoint: dict[str, Any]) -> None:
+        """Cut off the elements that were written after the checkpoint, because they will be written
         again.
         """
-        self.count = place["count"]
+        self.count = checkpoint["count"]
         for name in os.listdir(os.path.join(self._path, self._run)):
-            size = place["sizes"].get(name)
+            size = checkpoint["sizes"].get(name)
             file = os.path.join(self._path, self._run, name)
             if size is None:
                 os.unlink(file)
@@ -92,7 +92,7 @@ class RunWriter:
                 self._shards.add(int(name.removeprefix(_SHARD)))
 
     def pause(self) -> dict[str, Any]:
-        """Write all elements so far to the disk. Return the place after them, as JSON types."""
+        """Write all elements so far to the disk. Return a checkpoint after them, as JSON types."""
         self._close()
         sizes = {}
         for shard in self._shards:
@@ -194,8 +194,8 @@ class Checkpoints:
         ValueError if the argument is invalid."""
         if args is None:
             return None
-        unknown = set(args) - {"directory", "checkpoint_interval", "max_to_keep", "step_counter"}
-        if unknown or "directory" not in args:
+        surplus = set(args) - {"directory", "checkpoint_interval", "max_to_keep", "step_counter"}
+        if surplus or "directory" not in args:
             raise ValueError(
                 f"checkpoint_args has a `directory` and optionally a `checkpoint_interval`, not "
                 f"{sorted(args)}"
@@ -207,20 +207,20 @@ class Checkpoints:
             raise ValueError(f"`checkpoint_interval` must be > 0, not {interval}")
         return cls(os.fspath(args["directory"]), interval)
 
-    def read_place(self) -> dict[str, Any] | None:
+    def read_checkpoint(self) -> dict[str, Any] | None:
         """Return the checkpoint that an interrupted save has left in the folder, or None if there
         is no checkpoint."""
         with contextlib.suppress(FileNotFoundError), open_regular(self._name()) as file:
             return json.load(file)  # type: ignore[no-any-return]
         return None
 
-    def write_place(self, place: dict[str, Any]) -> None:
-        """Write `place` as the checkpoint of the save, in place of the earlier checkpoint, in one
+    def write_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Write the checkpoint of the save, in place of the earlier checkpoint, in one
         step."""
         os.makedirs(self.directory, exist_ok=True)
-        storage.write(self._name(), json.dumps(place).encode())
+        storage.write(self._name(), json.dumps(checkpoint).encode())
 
-    def remove_place(self) -> None:
+    def remove_checkpoint(self) -> None:
         """Delete the checkpoint, because the run is complete."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._name())
@@ -248,7 +248,7 @@ def _save_with_checkpoints(
         "path": os.path.abspath(path),
         "compression": compression,
     }
-    saved = checkpoints.read_place()
+    saved = checkpoints.read_checkpoint()
     if saved is not None and {name: saved[name] for name in identity} != identity:
         raise FailedPreconditionError(
             f"{checkpoints.directory} holds the checkpoint of a save of another dataset or to "
@@ -261,7 +261,7 @@ def _save_with_checkpoints(
             iterator.load_state_dict(saved["state"])
         try:
             while True:
-                checkpoints.write_place(
+                checkpoints.write_checkpoint(
                     identity | {"place": writer.pause(), "state": iterator.state_dict()}
                 )
                 before = writer.count
@@ -272,7 +272,7 @@ def _save_with_checkpoints(
         finally:
             writer.pause()
     writer.finish(dataset.element_spec)
-    checkpoints.remove_place()
+    checkpoints.remove_checkpoint()
 
 
 def load(

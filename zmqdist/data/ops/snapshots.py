@@ -120,19 +120,19 @@ class _ChunkFilesNode(OperatorNode):
         while True:
             # Check before listing the chunks. With a check after the listing, a chunk that is
             # committed in between would be missed.
-            done = self._is_done()
+            is_complete = self._is_complete()
             for chunk in snapshot_layout.committed_chunks(self.op.path):
                 expected = self.emitted.get(chunk.stream, 0)
                 if chunk.index == expected:
                     self.emitted[chunk.stream] = expected + 1
                     delay = POLL_S[0]
                     yield self._path(chunk)
-                elif chunk.index > expected and done:
+                elif chunk.index > expected and is_complete:
                     raise DataLossError(
                         f"{self.op.path}: lost chunk {expected} of stream {chunk.stream}: its "
                         f"file is missing"
                     )
-            if done:
+            if is_complete:
                 return
             self._wait(delay)
             delay = min(POLL_S[1], delay * 1.5)
@@ -143,7 +143,7 @@ class _ChunkFilesNode(OperatorNode):
         for position in self.splits:
             if chunks is None:
                 delay = POLL_S[0]
-                while not self._is_done():
+                while not self._is_complete():
                     self._wait(delay)
                     delay = min(POLL_S[1], delay * 1.5)
                 chunks = snapshot_layout.committed_chunks(self.op.path)
@@ -151,7 +151,7 @@ class _ChunkFilesNode(OperatorNode):
                 return
             yield self._path(chunks[position])
 
-    def _is_done(self) -> bool:
+    def _is_complete(self) -> bool:
         """Return whether the snapshot is complete. Raises the error of a snapshot that has failed.
         Call this before listing the chunks. A call after the listing could return True although
         chunks were committed since the listing.
@@ -203,8 +203,8 @@ class ChunkFiles(Op):
         return Fraction(1)
 
     def _count(self) -> int | None:
-        done = storage.exists(snapshot_layout.snapshot_done_path(self.path))
-        return len(snapshot_layout.committed_chunks(self.path)) if done else None
+        is_complete = storage.exists(snapshot_layout.snapshot_done_path(self.path))
+        return len(snapshot_layout.committed_chunks(self.path)) if is_complete else None
 
 
 @operator("chunks", InterleaveNode)

@@ -126,28 +126,30 @@ class Range(Indexed):
         """
         if step == 0:
             raise invalid("step must not be zero")
-        if not all(isinstance(one, int) or math.isfinite(one) for one in (start, stop, step)):
+        if not all(
+            isinstance(number, int) or math.isfinite(number) for number in (start, stop, step)
+        ):
             raise invalid(
                 f"start, stop and step of a range must be finite, not {start}, {stop}, {step}"
             )
         numpy_dtype = converted("output_type", np.dtype, dtype)
-        made = cls(start, stop, step, numpy_dtype.str)
-        if numpy_dtype.kind in "iu" and made.count():
+        op = cls(start, stop, step, numpy_dtype.str)
+        if numpy_dtype.kind in "iu" and op.count():
             bounds = np.iinfo(numpy_dtype.str)
-            for end in made.ends():
+            for end in op.ends():
                 if not bounds.min <= int(end) <= bounds.max:
                     raise invalid(
                         f"range({start}, {stop}, {step}) holds {end}, which {numpy_dtype} cannot "
                         f"hold"
                     )
-        return made
+        return op
 
     def ends(self) -> tuple[int | float, int | float]:
         """Return the first and the last number of the range."""
         return self.start, self.start + (self.count() - 1) * self.step
 
     def count(self) -> int:
-        if all(isinstance(one, int) for one in (self.start, self.stop, self.step)):
+        if all(isinstance(number, int) for number in (self.start, self.stop, self.step)):
             return max(0, -((self.start - self.stop) // self.step))  # type: ignore[return-value]
         return max(0, int(np.ceil((self.stop - self.start) / self.step)))
 
@@ -222,7 +224,7 @@ class Slices(Indexed):
         """Check the argument, and return the operator. Raises ValueError for scalars, leaves of
         different lengths, and composites."""
         converted = element(value)
-        if any(type(one) in COMPOSITES for one in structure.leaves_of(converted)):
+        if any(type(leaf) in COMPOSITES for leaf in structure.leaves_of(converted)):
             raise ValueError(
                 "from_tensor_slices does not split Ragged and Sparse: use "
                 "from_tensors(...).unbatch()"
@@ -316,7 +318,7 @@ class _GeneratorNode(OperatorNode):
         self.read = 0
         self.iterator_state: Any = None
         self._items: Iterator[Any] | None = None
-        self.ended = False
+        self.at_end = False
 
     def _opened(self) -> Iterator[Any]:
         if self._items is None:
@@ -332,7 +334,7 @@ class _GeneratorNode(OperatorNode):
 
     def run(self) -> Iterator[Any]:
         spec = self.op.spec
-        if self.ended:
+        if self.at_end:
             return
         for item in self._opened():
             self.read += 1
@@ -343,7 +345,7 @@ class _GeneratorNode(OperatorNode):
             )
             yield read_only(x) if self.op.kept else x
         # do not call the user's iterator again, because it may not stay at its end
-        self.ended = True
+        self.at_end = True
 
     def close(self) -> None:
         super().close()
@@ -366,11 +368,11 @@ class _GeneratorNode(OperatorNode):
             # advances a new iterator by that number.
             with contextlib.suppress(InvalidArgumentError):
                 self.iterator_state = structure.to_json(get_state())
-        return {"read": self.read, "ended": self.ended, "place": self.iterator_state}
+        return {"read": self.read, "ended": self.at_end, "place": self.iterator_state}
 
     def load(self, state: dict[str, Any]) -> None:
         self._items = None
-        self.read, self.ended, self.iterator_state = (
+        self.read, self.at_end, self.iterator_state = (
             state["read"],
             state["ended"],
             state.get("place"),
@@ -409,11 +411,11 @@ def files_matching(patterns: Any) -> list[str]:
       InvalidArgumentError: no file or folder matches.
     """
     many = [patterns] if isinstance(patterns, (str, bytes, os.PathLike)) else np.ravel(patterns)
-    texts = [converted("file_pattern", os.fsdecode, one) for one in many]
-    found = sorted({path for text in texts for path in glob.glob(text)})
-    if not found:
+    texts = [converted("file_pattern", os.fsdecode, pattern) for pattern in many]
+    paths = sorted({path for text in texts for path in glob.glob(text)})
+    if not paths:
         raise invalid(f"no files match {', '.join(texts)}")
-    return found
+    return paths
 
 
 def spec_from(types: Any, shapes: Any) -> Any:
