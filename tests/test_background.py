@@ -12,7 +12,7 @@ import pytest
 from zmqdist.background import in_background, logged, wait_finished
 
 
-def test_the_caller_does_not_wait_and_the_thread_has_its_name() -> None:
+def test_background_call_has_named_thread() -> None:
     begun, leave = threading.Event(), threading.Event()
     names: list[str] = []
 
@@ -28,7 +28,7 @@ def test_the_caller_does_not_wait_and_the_thread_has_its_name() -> None:
     leave.set()
 
 
-def test_a_wait_for_what_was_left_to_threads_ends_when_the_last_of_them_has() -> None:
+def test_wait_finished_ends_with_last_thread() -> None:
     assert wait_finished(30)
     leave = threading.Event()
     in_background("zmqdist-test-end", leave.wait, 30)
@@ -46,7 +46,7 @@ class Held:
         """What a finalizer leaves to a thread."""
 
 
-def test_after_the_wait_no_thread_refers_to_what_it_was_given() -> None:
+def test_finished_thread_drops_its_arguments() -> None:
     wait_finished(30)
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # each thread is interrupted between almost any two lines
@@ -77,7 +77,7 @@ def until_it_waits(thread: threading.Thread) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), MemoryError()])
-def test_what_a_thread_of_ours_raises_is_logged_with_its_name(
+def test_thread_error_is_logged_with_name(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:

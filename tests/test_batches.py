@@ -41,7 +41,7 @@ THIRD = BATCH_BYTES_MAX // 3
         "a few errors",
     ],
 )
-def test_parts_are_cut_by_count_and_by_payload_bytes(sizes: list[int], parts: list[int]) -> None:
+def test_batches_are_split_by_count_and_bytes(sizes: list[int], parts: list[int]) -> None:
     zeros = bytes(max(sizes))
     items = [(number, zeros[:size]) for number, size in enumerate(sizes)]
     found = list(split(items))
@@ -51,10 +51,10 @@ def test_parts_are_cut_by_count_and_by_payload_bytes(sizes: list[int], parts: li
     )
 
 
-def test_an_empty_list_makes_no_message() -> None:
+def test_empty_list_makes_no_batch() -> None:
     assert list(split([])) == []
 
 
-def test_the_payload_may_be_another_field() -> None:
+def test_payload_may_be_another_field() -> None:
     items = [(number, bytes(BATCH_BYTES_MAX), True) for number in range(3)]
     assert [len(part) for part in split(items, 1)] == [1, 1, 1]

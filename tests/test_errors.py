@@ -63,7 +63,7 @@ SAMPLES: list[Exception] = [
 @pytest.mark.parametrize(
     ("code", "name", "cls"), CODED, ids=lambda value: str(value) if isinstance(value, str) else ""
 )
-def test_each_code_has_its_class_name_and_constructor(
+def test_codes_have_class_name_and_constructor(
     code: int, name: str, cls: type[errors.OpError]
 ) -> None:
     assert getattr(errors, name) == code
@@ -83,7 +83,7 @@ def test_each_code_has_its_class_name_and_constructor(
     assert isinstance(error, errors.OpError)
 
 
-def test_a_class_with_a_code_takes_the_message_alone() -> None:
+def test_coded_class_takes_message_alone() -> None:
     error = errors.NotFoundError("what happened")
     assert (error.node_def, error.op, error.message, error.error_code) == (
         None,
@@ -94,12 +94,12 @@ def test_a_class_with_a_code_takes_the_message_alone() -> None:
     assert str(pickle.loads(pickle.dumps(error))) == "what happened"
 
 
-def test_the_base_class_takes_its_code() -> None:
+def test_base_class_takes_code() -> None:
     error = errors.OpError(None, None, "m", 9)
     assert (error.error_code, str(error)) == (9, "m")
 
 
-def test_there_is_a_sample_of_every_error() -> None:
+def test_samples_cover_every_error() -> None:
     declared = {
         cls
         for _, cls in inspect.getmembers(errors, inspect.isclass)
@@ -116,7 +116,7 @@ def test_there_is_a_sample_of_every_error() -> None:
     [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy],
     ids=["pickle", "copy", "deepcopy"],
 )
-def test_every_error_survives_a_pickle_with_its_data_and_notes(error: Any, way: Any) -> None:
+def test_pickled_error_keeps_data_and_notes(error: Any, way: Any) -> None:
     error.__dict__["__notes__"] = ["a note"]
     error.extra = 3
     back = way(error)
@@ -132,7 +132,7 @@ def test_every_error_survives_a_pickle_with_its_data_and_notes(error: Any, way: 
     assert back.__cause__ is (back.original_exception if derived else None)
 
 
-def test_an_unknown_code_is_a_key_error_and_makes_an_unknown_error_with_a_warning() -> None:
+def test_unknown_code_makes_unknown_error() -> None:
     with pytest.raises(KeyError):
         errors.exception_type_from_error_code(99)
     with pytest.raises(KeyError):
@@ -144,7 +144,7 @@ def test_an_unknown_code_is_a_key_error_and_makes_an_unknown_error_with_a_warnin
 
 
 @pytest.mark.parametrize("cls", [ValueError, errors.OpError, errors.ConfigError])
-def test_a_class_without_a_code_is_unknown_with_a_warning(cls: type[BaseException]) -> None:
+def test_class_without_code_is_unknown(cls: type[BaseException]) -> None:
     with pytest.warns(UserWarning, match="not an error class"):
         assert errors.error_code_from_exception_type(cls) == errors.UNKNOWN
 
@@ -158,7 +158,7 @@ def test_a_class_without_a_code_is_unknown_with_a_warning(cls: type[BaseExceptio
         (errors.DeadlineExceededError, TimeoutError, 4),
     ],
 )
-def test_closer_classes_have_the_code_of_their_base(
+def test_subclasses_have_code_of_base(
     cls: type[errors.OpError], base: type[Exception], code: int
 ) -> None:
     assert issubclass(cls, base)
@@ -193,11 +193,11 @@ def test_closer_classes_have_the_code_of_their_base(
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_errors_build_their_sentence_from_their_data(error: Exception, told: str) -> None:
+def test_errors_build_text_from_data(error: Exception, told: str) -> None:
     assert str(error) == told
 
 
-def test_a_lost_start_is_a_plain_tuple_for_the_wire() -> None:
+def test_lost_start_is_plain_tuple() -> None:
     start = errors.LostStart("worker:0", 2, 3, "log")
     assert tuple(start) == ("worker:0", 2, 3, "log")
     assert str(start) == "worker:0 (exit code 3)"
@@ -206,7 +206,7 @@ def test_a_lost_start_is_a_plain_tuple_for_the_wire() -> None:
 
 
 @pytest.mark.parametrize("cls", [errors.ClosureInputError, errors.ClosureAbortedError])
-def test_what_follows_from_another_error_tells_the_innermost_one(cls: Any) -> None:
+def test_derived_error_names_innermost_error(cls: Any) -> None:
     first = ValueError("no such row")
     error = cls(errors.ClosureInputError(errors.ClosureAbortedError(first)))
     assert error.original_exception is first
@@ -217,14 +217,14 @@ def test_what_follows_from_another_error_tells_the_innermost_one(cls: Any) -> No
     assert ("another function failed" in str(error)) == (cls is errors.ClosureAbortedError)
 
 
-def test_what_follows_keeps_the_traceback_of_its_reason() -> None:
+def test_derived_error_keeps_traceback() -> None:
     with pytest.raises(ValueError, match="deep") as raised:
         raise ValueError("deep")
     reason = raised.value
     assert errors.ClosureInputError(reason).__traceback__ is reason.__traceback__ is not None
 
 
-def test_the_loss_of_variables_is_made_from_an_unavailable_error_alone() -> None:
+def test_ps_loss_needs_unavailable_error() -> None:
     reason = errors.UnavailableError(None, None, "ps:0 is gone")
     error = errors.PSUnavailableError(reason)
     assert (error.original_exception, error.message, error.error_code) == (

@@ -13,7 +13,7 @@ PARTIES = {"any", "client", "server", "coordinator", "dispatcher", "worker", "pu
 classes = pytest.mark.parametrize("message", messages.ALL, ids=lambda message: message.__name__)
 
 
-def test_all_lists_every_message_and_tags_are_unique() -> None:
+def test_messages_are_listed_with_unique_tags() -> None:
     declared = {
         value
         for value in vars(messages).values()
@@ -27,7 +27,7 @@ def test_all_lists_every_message_and_tags_are_unique() -> None:
 
 
 @classes
-def test_a_message_says_who_sends_it_and_what_it_means(message: type[messages.Message]) -> None:
+def test_message_has_sender_and_meaning(message: type[messages.Message]) -> None:
     assert message.__doc__
     assert message.__doc__.strip()
     ways = [way.split(" -> ") for way in message.SENT.split(", ")]
@@ -35,7 +35,7 @@ def test_a_message_says_who_sends_it_and_what_it_means(message: type[messages.Me
 
 
 @classes
-def test_a_message_has_typed_fields_and_optional_ones_last(message: type[messages.Message]) -> None:
+def test_message_fields_are_typed_optional_last(message: type[messages.Message]) -> None:
     fields = msgspec.structs.fields(message)
     assert all(field.type is not None for field in fields)
     required = [field.required for field in fields]
@@ -44,12 +44,12 @@ def test_a_message_has_typed_fields_and_optional_ones_last(message: type[message
 
 
 @classes
-def test_names_of_fields_carry_their_units(message: type[messages.Message]) -> None:
+def test_field_names_carry_units(message: type[messages.Message]) -> None:
     for field in msgspec.structs.fields(message):
         if field.type is float:
             assert re.search(r"_(s|ms)$", field.name), field.name
 
 
-def test_the_kinds_of_an_outcome_differ() -> None:
+def test_outcome_kinds_differ() -> None:
     kinds = [messages.VALUE, messages.ERROR, messages.BULK, messages.CANCELLED]
     assert len(set(kinds)) == 4

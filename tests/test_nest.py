@@ -32,7 +32,7 @@ structures = st.recursive(
 
 
 @given(structures)
-def test_packing_the_leaves_gives_the_structure_again(structure: Any) -> None:
+def test_packed_leaves_give_structure_again(structure: Any) -> None:
     back = nest.pack_sequence_as(structure, nest.flatten(structure))
     assert back == structure
     assert type(back) is type(structure)
@@ -40,7 +40,7 @@ def test_packing_the_leaves_gives_the_structure_again(structure: Any) -> None:
 
 
 @given(structures)
-def test_mapping_keeps_the_structure_and_changes_each_leaf(structure: Any) -> None:
+def test_map_structure_keeps_structure(structure: Any) -> None:
     mapped = nest.map_structure(lambda one, two: (one, two), structure, structure)
     assert nest.flatten(nest.map_structure(str, structure)) == [
         str(leaf) for leaf in nest.flatten(structure)
@@ -63,20 +63,18 @@ def test_mapping_keeps_the_structure_and_changes_each_leaf(structure: Any) -> No
         ({1, 2}, [{1, 2}]),
     ],
 )
-def test_leaves_come_from_left_to_right_and_dicts_in_sorted_order(
-    structure: Any, leaves: list[Any]
-) -> None:
+def test_leaves_come_in_sorted_order(structure: Any, leaves: list[Any]) -> None:
     assert nest.flatten(structure) == leaves
 
 
-def test_an_array_is_a_leaf() -> None:
+def test_array_is_leaf() -> None:
     array = np.zeros(3)
     assert nest.flatten({"a": array})[0] is array
     assert not nest.is_nested(array)
     assert nest.is_nested([])
 
 
-def test_packing_keeps_the_class_the_order_and_the_default_factory() -> None:
+def test_packing_keeps_class_and_order() -> None:
     structure = {"d": defaultdict(list, b=1, a=2), "o": OrderedDict(b=1, a=2)}
     back = nest.pack_sequence_as(structure, ["da", "db", "oa", "ob"])
     assert back == {"d": {"b": "db", "a": "da"}, "o": OrderedDict(b="ob", a="oa")}
@@ -95,7 +93,7 @@ def test_packing_keeps_the_class_the_order_and_the_default_factory() -> None:
         (1, np.zeros(3)),
     ],
 )
-def test_structures_that_differ_in_leaves_only_are_the_same(one: Any, two: Any) -> None:
+def test_structures_with_other_leaves_are_equal(one: Any, two: Any) -> None:
     nest.assert_same_structure(one, two)
 
 
@@ -123,14 +121,14 @@ def test_structures_that_differ_in_leaves_only_are_the_same(one: Any, two: Any) 
         (1, [1], ValueError, r"expected a leaf \(int\), given a list of 1"),
     ],
 )
-def test_a_difference_is_named_with_its_place(
+def test_difference_is_named_with_path(
     one: Any, two: Any, error: type[Exception], told: str
 ) -> None:
     with pytest.raises(error, match=told):
         nest.assert_same_structure(one, two)
 
 
-def test_without_check_types_only_the_shape_counts() -> None:
+def test_structure_comparison_without_types() -> None:
     nest.assert_same_structure([1, (2,)], (1, [2]), check_types=False)
     assert nest.map_structure(lambda a, b: a + b, [1], (2,), check_types=False) == [3]
     with pytest.raises(ValueError, match="items"):
@@ -162,7 +160,7 @@ def test_wrong_arguments_are_explained(call: Any, error: type[Exception], told: 
         call()
 
 
-def test_what_is_made_of_several_things_is_one_leaf_unless_they_are_asked_for() -> None:
+def test_composite_is_one_leaf_unless_expanded() -> None:
     class Pair:
         def _nest_components(self) -> list[int]:
             return [2, 3]
@@ -206,21 +204,21 @@ class Holder:
     ],
     ids=repr,
 )
-def test_contents_are_mapped_at_any_depth_and_keep_their_class(value: Any, expected: Any) -> None:
+def test_map_contents_keeps_classes_at_any_depth(value: Any, expected: Any) -> None:
     mapped = nest.map_contents(lambda part: -part if type(part) is int else part, value)
     assert (type(mapped), mapped) == (type(expected), expected)
     assert getattr(mapped, "maxlen", None) == getattr(value, "maxlen", None)
     assert nest.map_contents(lambda part: part, value) is value
 
 
-def test_the_contents_of_an_array_of_objects_are_mapped_even_to_lists() -> None:
+def test_map_contents_of_object_array() -> None:
     array = np.array([[1, None], ["a", 2]], object)
     mapped = nest.map_contents(lambda part: [part] if type(part) is int else part, array)
     assert mapped.tolist() == [[[1], None], ["a", [2]]]
     assert array[0, 0] == 1
 
 
-def test_the_contents_of_a_value_that_contains_itself_cannot_be_replaced() -> None:
+def test_map_contents_refuses_cyclic_value() -> None:
     value = Holder([1])
     value.x.append(value)
     assert nest.map_contents(lambda part: part, value) is value

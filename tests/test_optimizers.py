@@ -45,7 +45,7 @@ def reference(optimizer: Optimizer, x: float, grads: list[float]) -> float:
 
 
 @pytest.mark.parametrize("optimizer", ALL, ids=repr)
-def test_many_dense_steps_are_the_formula_for_each_element(optimizer: Optimizer) -> None:
+def test_dense_steps_follow_formula(optimizer: Optimizer) -> None:
     rng = np.random.default_rng(1)
     start, grads = rng.normal(size=7), rng.normal(size=(30, 7))
     value = start.copy()
@@ -57,7 +57,7 @@ def test_many_dense_steps_are_the_formula_for_each_element(optimizer: Optimizer)
 
 
 @pytest.mark.parametrize("optimizer", ALL, ids=repr)
-def test_sparse_steps_touch_the_rows_that_are_named_and_add_up_those_named_twice(
+def test_sparse_steps_touch_named_rows_only(
     optimizer: Optimizer,
 ) -> None:
     rng = np.random.default_rng(2)
@@ -79,7 +79,7 @@ def test_sparse_steps_touch_the_rows_that_are_named_and_add_up_those_named_twice
 
 
 @pytest.mark.parametrize("optimizer", ALL, ids=repr)
-def test_pieces_are_the_same_as_the_whole_and_out_leaves_the_value_alone(
+def test_pieces_equal_whole_and_out_spares_value(
     optimizer: Optimizer,
 ) -> None:
     count = PIECE * 2 + 3
@@ -98,7 +98,7 @@ def test_pieces_are_the_same_as_the_whole_and_out_leaves_the_value_alone(
 
 @pytest.mark.parametrize("optimizer", ALL, ids=repr)
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0), (3, 2)])
-def test_any_shape_and_float32_stays_float32(shape: tuple[int, ...], optimizer: Optimizer) -> None:
+def test_shapes_and_float32_are_kept(shape: tuple[int, ...], optimizer: Optimizer) -> None:
     value = np.ones(shape, "f4")
     slots = optimizer.slots(value)
     optimizer.update(value, np.ones(shape, "f4"), slots, 1)
@@ -108,7 +108,7 @@ def test_any_shape_and_float32_stays_float32(shape: tuple[int, ...], optimizer: 
 
 
 @pytest.mark.parametrize("optimizer", ALL, ids=repr)
-def test_an_optimizer_is_made_again_from_what_it_tells(optimizer: Optimizer) -> None:
+def test_optimizer_survives_wire(optimizer: Optimizer) -> None:
     assert Optimizer.from_wire(*optimizer.to_wire()) == optimizer
 
 
@@ -125,12 +125,12 @@ def test_an_optimizer_is_made_again_from_what_it_tells(optimizer: Optimizer) -> 
         (lambda: Optimizer.from_wire("SGD", {"beta": 1}), "no optimizer 'SGD' with"),
     ],
 )
-def test_what_cannot_work_is_a_value_error_when_it_is_made(make: Any, text: str) -> None:
+def test_wrong_optimizer_is_refused_at_construction(make: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         make()
 
 
-def test_rows_of_the_same_index_are_added_up() -> None:
+def test_rows_of_same_index_are_summed() -> None:
     indices, rows = summed(IndexedSlices(np.arange(8).reshape(4, 2), np.array([3, 0, 3, 2])))
     assert dict(zip(indices.tolist(), rows.tolist(), strict=True)) == {
         0: [2, 3],

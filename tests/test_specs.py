@@ -16,7 +16,7 @@ from zmqdist.specs import TensorSpec, convert, function
 # -- TensorSpec ------------------------------------------------------------------------------------
 
 
-def test_a_spec_has_tensorflows_arguments_and_defaults() -> None:
+def test_spec_has_tensorflow_arguments() -> None:
     spec = TensorSpec([None, 3], name="x")
     assert (spec.shape, spec.dtype, spec.name) == ((None, 3), np.dtype(np.float32), "x")
     assert TensorSpec(()).shape == TensorSpec([]).shape == ()
@@ -25,7 +25,7 @@ def test_a_spec_has_tensorflows_arguments_and_defaults() -> None:
     assert repr(spec) == "TensorSpec(shape=(None, 3), dtype=float32, name='x')"
 
 
-def test_specs_compare_hash_copy_and_pickle_by_content() -> None:
+def test_specs_compare_and_pickle_by_content() -> None:
     one, two = TensorSpec((2, None), "i4", "x"), TensorSpec([2, None], np.int32, "x")
     assert one == two == pickle.loads(pickle.dumps(one)) == copy.deepcopy(one)
     assert len({one, two}) == 1
@@ -69,9 +69,7 @@ def test_specs_compare_hash_copy_and_pickle_by_content() -> None:
         ),
     ],
 )
-def test_a_spec_says_what_is_wrong_with_an_array(
-    spec: TensorSpec, array: Any, problem: str | None
-) -> None:
+def test_spec_explains_wrong_array(spec: TensorSpec, array: Any, problem: str | None) -> None:
     assert spec.problem(array) == problem
     assert spec.is_compatible_with(array) == (problem is None)
 
@@ -87,7 +85,7 @@ def test_a_spec_says_what_is_wrong_with_an_array(
         (((), "no"), TypeError),
     ],
 )
-def test_what_is_no_spec_is_refused(arguments: Any, error: type[Exception]) -> None:
+def test_wrong_spec_is_refused(arguments: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         TensorSpec(*arguments)
 
@@ -124,9 +122,7 @@ class Variable:
         (Variable(), TensorSpec((3,), "i4"), np.arange(3, dtype="i4")),
     ],
 )
-def test_weak_numbers_take_the_dtype_of_the_spec(
-    value: Any, spec: TensorSpec, expected: Any
-) -> None:
+def test_weak_numbers_take_dtype_of_spec(value: Any, spec: TensorSpec, expected: Any) -> None:
     array = convert(value, spec)
     assert type(array) is np.ndarray
     assert array.dtype == expected.dtype
@@ -163,12 +159,12 @@ def test_weak_numbers_take_the_dtype_of_the_spec(
     ],
     ids=lambda value: "",  # some of the numbers are too long to be printed
 )
-def test_what_does_not_survive_is_refused(value: Any, spec: TensorSpec, told: str) -> None:
+def test_lossy_conversion_is_refused(value: Any, spec: TensorSpec, told: str) -> None:
     with pytest.raises(InvalidArgumentError, match=told.replace("()", r"\(\)")):
         convert(value, spec)
 
 
-def test_numbers_for_dtypes_of_ml_dtypes_are_checked_too() -> None:
+def test_ml_dtypes_numbers_are_checked() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     assert convert(1.5, TensorSpec((), ml_dtypes.bfloat16)) == 1.5
     for value, dtype in ((257, ml_dtypes.bfloat16), (1.5, ml_dtypes.int4), (300, ml_dtypes.int4)):
@@ -200,7 +196,7 @@ class Model:
         return self.scale * x
 
 
-def test_a_decorated_function_stays_what_it_was_and_knows_its_specs() -> None:
+def test_decorated_function_keeps_name_and_specs() -> None:
     assert doubled(3) == {"y": 6}
     assert (doubled.__name__, doubled.__doc__, doubled.__module__) == (
         "doubled",
@@ -216,7 +212,7 @@ def test_a_decorated_function_stays_what_it_was_and_knows_its_specs() -> None:
     assert Model().run.input_signature == [TensorSpec(())]
 
 
-def test_a_decorated_function_pickles_by_name_and_else_with_its_function() -> None:
+def test_decorated_function_pickles_by_name() -> None:
     assert pickle.loads(pickle.dumps(doubled)) is doubled
     assert pickle.loads(pickle.dumps(Model.run)) is Model.run
     n = 5
@@ -226,13 +222,13 @@ def test_a_decorated_function_pickles_by_name_and_else_with_its_function() -> No
     assert back.input_signature == (TensorSpec(()),)
 
 
-def test_a_decorated_function_of_the_main_script_may_call_itself() -> None:
+def test_decorated_function_of_main_may_recurse() -> None:
     names: dict[str, Any] = {"__name__": "__main__", "function": function}
     exec("@function\ndef fact(n): return n * fact(n - 1) if n else 1", names)
     assert pickle.loads(cloudpickle.dumps(names["fact"]))(4) == 24
 
 
-def test_a_signature_is_a_copy() -> None:
+def test_signature_is_copy() -> None:
     signature = [TensorSpec(())]
     decorated = function(plain, signature)
     signature.append(TensorSpec(()))

@@ -8,7 +8,7 @@ import threading
 from zmqdist import task_context
 
 
-def test_updates_have_keys_in_a_function_that_counts_once_and_the_same_each_time_it_runs() -> None:
+def test_update_keys_repeat_with_function() -> None:
     def run() -> list[str]:
         with task_context.update_key("a"):
             return [task_context.key_of(about) for about in (1, 1, 2, 1)]
@@ -17,7 +17,7 @@ def test_updates_have_keys_in_a_function_that_counts_once_and_the_same_each_time
     assert task_context.key_of(1) == ""
 
 
-def test_threads_that_inherit_count_with_their_function() -> None:
+def test_inheriting_threads_share_update_keys() -> None:
     keys = []
     with task_context.update_key("a"):
         enter = task_context.inherit()

@@ -60,7 +60,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
         each.kill()
 
 
-def test_a_module_that_was_edited_between_two_runs_is_the_new_one_on_every_host(
+def test_edited_module_is_new_on_every_host(
     tmp_path: Path, launch: Callable[..., Launched]
 ) -> None:
     for value in (1, 2):

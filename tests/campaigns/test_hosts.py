@@ -66,7 +66,7 @@ def serving(host: Host) -> subprocess.Popen[str]:
     return process
 
 
-def test_each_host_has_its_name_its_processes_and_its_shared_memory(net: Network) -> None:
+def test_host_has_own_name_processes_and_memory(net: Network) -> None:
     assert said(net["first"], "import socket; print(socket.gethostname())") == "first"
     assert socket.gethostname() not in ("first", "second")
     said(net["first"], "open('/dev/shm/mine', 'w').close()")
@@ -78,7 +78,7 @@ def test_each_host_has_its_name_its_processes_and_its_shared_memory(net: Network
     assert len(numbers) == 2, "its first process and the one that looks"
 
 
-def test_hosts_reach_each_other_by_name_also_under_a_new_address(net: Network) -> None:
+def test_hosts_reach_each_other_by_name(net: Network) -> None:
     serving(net["first"])
     said(net["second"], SEND, "first", "10")
     net["first"].readdress("10.77.0.99")
@@ -86,7 +86,7 @@ def test_hosts_reach_each_other_by_name_also_under_a_new_address(net: Network) -
     said(net["second"], SEND, "10.77.0.99", "10")
 
 
-def test_a_link_is_as_slow_as_it_was_shaped(net: Network) -> None:
+def test_link_is_as_slow_as_shaped(net: Network) -> None:
     serving(net["first"])
     net["second"].shape(rate_mbit=4)
     took_s = float(said(net["second"], SEND, "first", str(500_000)))
@@ -95,7 +95,7 @@ def test_a_link_is_as_slow_as_it_was_shaped(net: Network) -> None:
     assert float(said(net["second"], SEND, "first", str(500_000))) < 0.5
 
 
-def test_a_link_delays_where_the_kernel_can(net: Network) -> None:
+def test_link_delays_where_kernel_can(net: Network) -> None:
     if not delays():
         pytest.skip("this kernel has no netem")
     serving(net["first"])
@@ -105,7 +105,7 @@ def test_a_link_delays_where_the_kernel_can(net: Network) -> None:
     )
 
 
-def test_a_cut_link_carries_nothing_until_it_is_mended(net: Network) -> None:
+def test_cut_link_carries_nothing_until_mended(net: Network) -> None:
     serving(net["first"])
     net["second"].cut()
     sending = python(net["second"], SEND, "first", "10")
@@ -115,13 +115,13 @@ def test_a_cut_link_carries_nothing_until_it_is_mended(net: Network) -> None:
     assert sending.wait(READY_S) == 0, "TCP tries again"
 
 
-def test_a_signal_reaches_a_process_of_a_host(net: Network) -> None:
+def test_signal_reaches_process_of_host(net: Network) -> None:
     process = serving(net["first"])
     process.send_signal(signal.SIGTERM)
     assert process.wait(READY_S) == -signal.SIGTERM
 
 
-def test_nothing_is_left_of_a_network() -> None:
+def test_network_leaves_nothing() -> None:
     with Network("first") as net:
         process = serving(net["first"])
         first = net["first"].run(["sleep", "1000"])
@@ -129,7 +129,7 @@ def test_nothing_is_left_of_a_network() -> None:
     assert first.wait(READY_S) == -signal.SIGKILL
 
 
-def test_a_network_ends_with_the_process_that_made_it() -> None:
+def test_network_ends_with_its_process() -> None:
     code = """
 import sys
 from tests.campaigns.hosts import Network

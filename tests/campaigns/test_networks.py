@@ -137,7 +137,7 @@ def net(tmp_path: Path) -> Iterator[Net]:
         yield Net(hosts, tmp_path)
 
 
-def test_a_role_binds_and_tells_the_address_of_an_interface(net: Net) -> None:
+def test_role_binds_address_of_interface(net: Net) -> None:
     dispatcher = net.start("server", "dispatcher", "--host", "eth0", "--port", str(PORT))
     worker = net.start(
         "worker", "worker", "--dispatcher", net.target, "--host", "eth0", "--ports", PORTS
@@ -149,7 +149,7 @@ def test_a_role_binds_and_tells_the_address_of_an_interface(net: Net) -> None:
     assert end(worker) == end(dispatcher) == 0
 
 
-def test_an_interface_without_an_address_is_one_sentence(net: Net) -> None:
+def test_interface_without_address_is_one_sentence(net: Net) -> None:
     made = net.hosts["server"].run(["ip", "link", "add", "idle0", "type", "bridge"])
     assert made.wait(READY_S) == 0
     text = net.command("server", "dispatcher", "--host", "idle0")
@@ -159,7 +159,7 @@ def test_an_interface_without_an_address_is_one_sentence(net: Net) -> None:
     )
 
 
-def test_behind_nat_the_others_are_told_the_outer_address(net: Net) -> None:
+def test_outer_address_is_advertised_behind_nat(net: Net) -> None:
     """The worker's host takes connections to port 6051 in for 5051, and drops those that come to
     5051 itself."""
     rule(net.hosts["worker"], "-t mangle -A PREROUTING -i eth0 -p tcp --dport 5051 -j DROP")
@@ -195,7 +195,7 @@ def test_behind_nat_the_others_are_told_the_outer_address(net: Net) -> None:
     assert end(worker) == end(dispatcher) == 0
 
 
-def test_a_firewall_that_lets_a_range_of_ports_through_lets_all_of_a_cluster_through(
+def test_port_range_lets_cluster_through_firewall(
     net: Net,
 ) -> None:
     for host in net.hosts.hosts.values():
@@ -213,14 +213,14 @@ def test_a_firewall_that_lets_a_range_of_ports_through_lets_all_of_a_cluster_thr
     assert end(dispatcher) == 0
 
 
-def test_a_full_range_of_ports_is_one_sentence(net: Net) -> None:
+def test_full_port_range_is_one_sentence(net: Net) -> None:
     dispatcher = net.start("server", "dispatcher", "--host", "eth0", "--port", str(PORT))
     text = net.command("server", "worker", "--dispatcher", net.target, "--ports", "5050-5050")
     assert "could not bind 10.77.0.1: each port of ZMQDIST_PORTS=5050-5050 is in use there" in text
     assert end(dispatcher) == 0
 
 
-def test_a_client_that_reconnects_looks_the_name_up_again(net: Net) -> None:
+def test_reconnecting_client_resolves_name_again(net: Net) -> None:
     serving = net.run("server", "-c", SERVING)
     assert serving.stdout is not None
     assert serving.stdout.readline() == "ready\n"
@@ -238,7 +238,7 @@ def test_a_client_that_reconnects_looks_the_name_up_again(net: Net) -> None:
     assert pids[0].strip().isdecimal()
 
 
-def test_a_name_with_an_ipv6_address_only_leads_to_its_server(net: Net) -> None:
+def test_name_with_only_ipv6_leads_to_server(net: Net) -> None:
     for number, host in enumerate(net.hosts.hosts.values(), 1):
         added = host.run(["ip", "address", "add", f"2001:db8::{number}/64", "dev", "eth0", "nodad"])
         assert added.wait(READY_S) == 0
@@ -255,7 +255,7 @@ def test_a_name_with_an_ipv6_address_only_leads_to_its_server(net: Net) -> None:
 # -- the doctor ------------------------------------------------------------------------------------
 
 
-def test_the_doctor_tells_a_firewall_that_rejects_from_a_port_without_a_server(net: Net) -> None:
+def test_doctor_distinguishes_rejection_and_closed_port(net: Net) -> None:
     rule(net.hosts["server"], f"-A INPUT -i eth0 -p tcp --dport {PORT} -j REJECT")
     ip = net.hosts["server"].ip
     (rejected,) = net.doctor("program", f"{ip}:{PORT}")
@@ -267,21 +267,21 @@ def test_the_doctor_tells_a_firewall_that_rejects_from_a_port_without_a_server(n
     assert f"{ip} is up, and no process listens on port 5051" in empty
 
 
-def test_the_doctor_names_a_firewall_that_prohibits_a_host(net: Net) -> None:
+def test_doctor_names_prohibiting_firewall(net: Net) -> None:
     words = f"-A INPUT -i eth0 -p tcp --dport {PORT} -j REJECT --reject-with icmp-host-prohibited"
     rule(net.hosts["server"], words)
     (line,) = net.doctor("program", net.target)
     assert f"a firewall at {net.hosts['server'].ip} rejects TCP port {PORT}" in line
 
 
-def test_the_doctor_names_a_firewall_that_drops(net: Net) -> None:
+def test_doctor_names_dropping_firewall(net: Net) -> None:
     rule(net.hosts["server"], f"-A INPUT -i eth0 -p tcp --dport {PORT} -j DROP")
     (line,) = net.doctor("program", net.target)
     assert "no reply to a TCP connection within 2 s" in line
     assert f"that a firewall lets TCP port {PORT} through" in line
 
 
-def test_the_doctor_finds_a_data_port_that_is_closed_where_the_dispatcher_can_be_reached(
+def test_doctor_finds_closed_data_port(
     net: Net,
 ) -> None:
     rule(net.hosts["worker"], "-A INPUT -i eth0 -p tcp --dport 5051 -j REJECT")
@@ -297,7 +297,7 @@ def test_the_doctor_finds_a_data_port_that_is_closed_where_the_dispatcher_can_be
     assert end(worker) == end(dispatcher) == 0
 
 
-def test_the_doctor_finds_a_worker_that_tells_its_loopback(net: Net) -> None:
+def test_doctor_finds_worker_on_loopback(net: Net) -> None:
     dispatcher = net.start("server", "dispatcher", "--host", "eth0", "--port", str(PORT))
     worker = net.start("worker", "worker", "--dispatcher", net.target, "--host", "lo")
     lines = net.command("program", "doctor", "--timeout", "2", net.target).splitlines()
@@ -309,7 +309,7 @@ def test_the_doctor_finds_a_worker_that_tells_its_loopback(net: Net) -> None:
     assert end(worker) == end(dispatcher) == 0
 
 
-def test_the_doctor_finds_a_link_that_drops_large_packets(net: Net) -> None:
+def test_doctor_finds_link_dropping_large_packets(net: Net) -> None:
     """As a tunnel does whose MTU its ends do not know, behind a firewall that drops ICMP."""
     for host in ("server", "program"):
         device = net.hosts[host].run(
@@ -329,7 +329,7 @@ def test_the_doctor_finds_a_link_that_drops_large_packets(net: Net) -> None:
     assert end(dispatcher) == 0
 
 
-def test_the_doctor_finds_a_name_that_leads_to_loopback(net: Net) -> None:
+def test_doctor_finds_name_of_loopback(net: Net) -> None:
     """As Debian writes the machine's own name into /etc/hosts."""
     net.hosts.names.write_text("127.0.0.1 localhost\n127.0.1.1 server\n")
     dispatcher = net.start("server", "dispatcher", "--host", "server", "--port", str(PORT))

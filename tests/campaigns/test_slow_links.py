@@ -88,7 +88,7 @@ def show(name: str, rate_mbit: float, *figures: object) -> None:
 
 
 @pytest.mark.parametrize("rate_mbit", RATES)
-def test_an_echo_of_a_mebibyte_comes_back(net: Net, rate_mbit: float) -> None:
+def test_echo_of_mebibyte_comes_back(net: Net, rate_mbit: float) -> None:
     net.serve()
     net.hosts["first"].shape(rate_mbit=rate_mbit)
     found = figures_of(net.ask("first", "echo", MIB, 2))
@@ -98,7 +98,7 @@ def test_an_echo_of_a_mebibyte_comes_back(net: Net, rate_mbit: float) -> None:
 
 
 @pytest.mark.parametrize("rate_mbit", RATES)
-def test_two_clients_share_a_link(net: Net, rate_mbit: float) -> None:
+def test_clients_share_link(net: Net, rate_mbit: float) -> None:
     net.serve()
     net.hosts["server"].shape(rate_mbit=rate_mbit)
     both = [net.ask(host, "echo", MIB, 1) for host in ("first", "second")]
@@ -108,7 +108,7 @@ def test_two_clients_share_a_link(net: Net, rate_mbit: float) -> None:
 
 
 @pytest.mark.parametrize("rate_mbit", RATES)
-def test_a_small_call_beside_a_large_one_has_its_answer_soon(net: Net, rate_mbit: float) -> None:
+def test_small_call_beside_large_call_is_fast(net: Net, rate_mbit: float) -> None:
     net.serve()
     net.hosts["first"].shape(rate_mbit=rate_mbit)
     found = figures_of(net.ask("first", "beside", MIB))
@@ -118,9 +118,7 @@ def test_a_small_call_beside_a_large_one_has_its_answer_soon(net: Net, rate_mbit
 
 
 @pytest.mark.parametrize("rate_mbit", RATES)
-def test_a_function_with_a_mebibyte_each_way_is_carried_out_and_no_worker_is_lost(
-    net: Net, rate_mbit: float
-) -> None:
+def test_function_with_mebibytes_loses_no_worker(net: Net, rate_mbit: float) -> None:
     server, first = net.hosts["server"], net.hosts["first"]
     dispatching = net.run(
         server, "zmqdist_cli", "dispatcher", "--host", server.ip, "--port", str(PORT)

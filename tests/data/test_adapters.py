@@ -76,7 +76,7 @@ class Stateful:
 @pytest.mark.parametrize(
     "source", [[1, 2], (1, 2), range(1, 3), {1, 2}, {1: "a", 2: "b"}.keys(), np.array([1, 2])]
 )
-def test_whatever_can_be_read_again_is_a_source(source: Any) -> None:
+def test_rereadable_object_is_source(source: Any) -> None:
     dataset = Dataset.from_source(source)
     assert numbers(dataset) == numbers(dataset) == [1, 2]
 
@@ -90,12 +90,12 @@ def test_whatever_can_be_read_again_is_a_source(source: Any) -> None:
         (7, "neither"),
     ],
 )
-def test_what_is_no_source_is_told_with_what_to_do(source: Any, told: str) -> None:
+def test_wrong_source_is_refused_with_hint(source: Any, told: str) -> None:
     with pytest.raises(TypeError, match=told):
         Dataset.from_source(source)
 
 
-def test_a_source_with_positions_is_dealt_out_and_an_item_that_fails_costs_itself() -> None:
+def test_indexed_source_loses_only_failed_item() -> None:
     dataset = Dataset.from_source(Squares())
     assert len(dataset) == 5
     assert [int(square) for square, _ in dataset.ignore_errors()] == [0, 1, 4, 16]
@@ -112,7 +112,7 @@ def test_a_source_with_positions_is_dealt_out_and_an_item_that_fails_costs_itsel
 
 
 @pytest.mark.parametrize("names", [("get_state", "set_state"), ("state_dict", "load_state_dict")])
-def test_an_iterator_that_can_tell_its_place_is_not_read_again_up_to_there(
+def test_iterator_with_state_is_not_reread(
     names: tuple[str, str],
 ) -> None:
     source = Stateful(6, names)
@@ -128,7 +128,7 @@ def test_an_iterator_that_can_tell_its_place_is_not_read_again_up_to_there(
     assert source.read == [4, 5, 6]
 
 
-def test_datasets_of_torch_are_sources() -> None:
+def test_torch_dataset_is_source() -> None:
     torch = pytest.importorskip("torch")
     from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -149,7 +149,7 @@ def test_datasets_of_torch_are_sources() -> None:
     assert [x.shape for x, _ in loaded] == [(3,), (1,)]
 
 
-def test_datasets_of_hugging_face_are_sources() -> None:
+def test_hugging_face_dataset_is_source() -> None:
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_dict(
         {"x": [1, 2, 3], "t": ["a", "b", "c"], "v": [[0.5, 1.0]] * 3}
@@ -165,7 +165,7 @@ def test_datasets_of_hugging_face_are_sources() -> None:
     assert numbers(stream.map(lambda row: row["x"])) == [1, 2, 3]
 
 
-def test_datasets_of_grain_are_sources() -> None:
+def test_grain_dataset_is_source() -> None:
     grain = pytest.importorskip("grain")
     ranged = grain.MapDataset.range(6).map(lambda x: x * 2)
     assert numbers(Dataset.from_source(ranged)) == [0, 2, 4, 6, 8, 10]
@@ -182,7 +182,7 @@ def test_datasets_of_grain_are_sources() -> None:
 # -- Parquet ---------------------------------------------------------------------------------------
 
 
-def test_rows_of_parquet_files_are_dicts_with_the_types_of_the_columns(tmp_path: Path) -> None:
+def test_parquet_rows_have_column_types(tmp_path: Path) -> None:
     dataset = ParquetDataset(tables(tmp_path), ["n", "t", "b", "v"])
     first = next(iter(dataset))
     assert {name: type(value) for name, value in first.items()} == {
@@ -199,13 +199,13 @@ def test_rows_of_parquet_files_are_dicts_with_the_types_of_the_columns(tmp_path:
     }
 
 
-def test_batches_of_parquet_files_end_with_their_row_group(tmp_path: Path) -> None:
+def test_parquet_batches_end_with_row_group(tmp_path: Path) -> None:
     dataset = ParquetDataset(tables(tmp_path), ["n", "x"], batch_size=2)
     assert [batch["n"].tolist() for batch in dataset] == [[0, 1], [2], [3, 4], [0, 1]]
     assert len(dataset) == 4
 
 
-def test_parquet_files_are_dealt_out_by_row_groups(tmp_path: Path) -> None:
+def test_parquet_files_are_split_by_row_groups(tmp_path: Path) -> None:
     dataset = ParquetDataset(tables(tmp_path), ["n"])
     (provider,) = split_providers(dataset)
     assert provider.cardinality() == 3
@@ -216,7 +216,7 @@ def test_parquet_files_are_dealt_out_by_row_groups(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_wrong_with_parquet_files_is_told(tmp_path: Path) -> None:
+def test_parquet_faults_are_named(tmp_path: Path) -> None:
     names = tables(tmp_path)
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     with pytest.raises(
@@ -235,7 +235,7 @@ def test_what_is_wrong_with_parquet_files_is_told(tmp_path: Path) -> None:
         list(ParquetDataset(str(tmp_path / "holes")))
 
 
-def test_without_pyarrow_the_error_says_what_to_install() -> None:
+def test_missing_pyarrow_is_named() -> None:
     program = (
         "import sys; sys.modules['pyarrow'] = None; import zmqdist.data as d; d.ParquetDataset('x')"
     )
@@ -261,7 +261,7 @@ class Row(NamedTuple):
     number: Any
 
 
-def test_objects_of_attrs_classes_are_structures() -> None:
+def test_attrs_objects_are_structures() -> None:
     dataset = Dataset.from_tensor_slices(Sample(np.ones((4, 2)), np.arange(4))).map(
         lambda s: Sample(s.image * 2, s.label)
     )
@@ -281,7 +281,7 @@ def test_objects_of_attrs_classes_are_structures() -> None:
     assert type(back[0]) is type(first)
 
 
-def test_sparse_elements_are_batched_taken_apart_and_kept() -> None:
+def test_sparse_elements_survive_batch_and_unbatch() -> None:
     dense = np.array([[0, 1, 0], [2, 0, 3]])
     sparse = Sparse.of(dense)
     assert sparse.to_dense().tolist() == dense.tolist()
@@ -307,7 +307,7 @@ def test_sparse_elements_are_batched_taken_apart_and_kept() -> None:
         list(Dataset.from_source([1, 2]).map(lambda n: Sparse.of(np.ones(n))).batch(2))
 
 
-def test_ragged_elements_are_taken_apart_and_kept() -> None:
+def test_ragged_elements_survive_unbatch() -> None:
     rows = Dataset.range(1, 6).map(np.arange, output_signature=TensorSpec((None,), np.int64))
     ragged = rows.ragged_batch(2)
     assert [type(batch) for batch in ragged] == [Ragged] * 3

@@ -101,26 +101,26 @@ def test_elements_come_back_exactly(elements: list[Any]) -> None:
     assert list(map(exact, read(written(*elements)))) == list(map(exact, elements))
 
 
-def test_many_alike_are_few_blocks() -> None:
+def test_similar_elements_share_blocks() -> None:
     elements = list(Dataset.range(3 * ROWS_MAX).map(lambda x: (x, np.full(3, x), str(int(x)))))
     data = written(*elements)
     assert data.count(b'"rows"') == 3
     assert list(map(exact, read(data))) == list(map(exact, elements))
 
 
-def test_arrays_are_private_and_can_be_written() -> None:
+def test_arrays_are_private_and_writable() -> None:
     first, second = read(written(np.zeros(2), np.zeros(2)))
     first += 1
     assert (first.tolist(), second.tolist()) == ([1, 1], [0, 0])
 
 
-def test_dtypes_of_ml_dtypes_come_back() -> None:
+def test_ml_dtypes_come_back() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     elements = [np.arange(3, dtype=ml_dtypes.bfloat16), ml_dtypes.bfloat16(1.5)]
     assert list(map(exact, read(written(*elements)))) == list(map(exact, elements))
 
 
-def test_a_file_can_be_read_with_numpy_alone() -> None:
+def test_file_is_readable_with_numpy_alone() -> None:
     file = io.BytesIO(written(*({"x": np.full(2, n), "t": "ab"[:n]} for n in range(3))))
     block = json.loads(file.readline())
     arrays = [np.load(file) for _ in block["arrays"]]
@@ -133,9 +133,7 @@ def test_a_file_can_be_read_with_numpy_alone() -> None:
 
 
 @pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB", "SNAPPY"])
-def test_compressed_files_are_those_of_the_standard_library(
-    tmp_path: Path, compression: str
-) -> None:
+def test_compression_is_that_of_standard_library(tmp_path: Path, compression: str) -> None:
     elements = [np.arange(5), np.arange(5)]
     file = ElementsFile(str(tmp_path / "file"), compression)
     for element in elements:
@@ -150,7 +148,7 @@ def test_compressed_files_are_those_of_the_standard_library(
 
 @pytest.mark.parametrize("cut", [1, 10, 40, 100, 200, -1])
 @pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
-def test_a_file_that_is_cut_off_is_data_loss(tmp_path: Path, cut: int, compression: str) -> None:
+def test_truncated_file_is_data_loss(tmp_path: Path, cut: int, compression: str) -> None:
     file = ElementsFile(str(tmp_path / "file"), compression)
     file.write(np.random.default_rng(1).integers(0, 255, 500))
     file.close()
@@ -175,12 +173,12 @@ def test_a_file_that_is_cut_off_is_data_loss(tmp_path: Path, cut: int, compressi
         written((np.int64(1),)).replace(b'"rows":1', b'"rows":2') + b"x",
     ],
 )
-def test_bytes_that_are_no_such_file_are_data_loss(data: bytes) -> None:
+def test_foreign_bytes_are_data_loss(data: bytes) -> None:
     with pytest.raises(DataLossError, match="here: corrupted record"):
         read(data)
 
 
-def test_there_is_no_pickle_in_a_file() -> None:
+def test_file_contains_no_pickle() -> None:
     file = io.BytesIO(b'{"rows": 1, "arrays": [["|O", [1]]], "element": "array"}\n')
     file.seek(0, io.SEEK_END)
     np.lib.format.write_array(file, np.array([print]), allow_pickle=True)
@@ -188,7 +186,7 @@ def test_there_is_no_pickle_in_a_file() -> None:
         read(file.getvalue())
 
 
-def test_elements_that_cannot_be_written_say_what_to_do() -> None:
+def test_unwritable_elements_are_refused_with_hint() -> None:
     with pytest.raises(UnimplementedError, match=r"batch\(\) or flat_map\(\)"):
         written(next(iter(Dataset.range(3).window(2))))
     with pytest.raises(InvalidArgumentError, match="a dict with keys"):
@@ -203,7 +201,7 @@ def test_specs_come_back(element: Any) -> None:
     assert repr(back) == repr(spec)
 
 
-def test_unknown_lengths_and_bad_specs() -> None:
+def test_specs_with_unknown_lengths_and_faults() -> None:
     spec = {"x": TensorSpec((None, 3), np.float32), "y": TensorSpec(None, np.str_)}
     assert spec_from_json(spec_to_json(spec)) == spec
     for text in ({}, ["list"], {"shape": [1], "dtype": "what"}, {"shape": "x", "dtype": "<i8"}):
@@ -214,7 +212,7 @@ def test_unknown_lengths_and_bad_specs() -> None:
 # -- files and folders -----------------------------------------------------------------------------
 
 
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+def test_failed_write_leaves_old_file(tmp_path: Path) -> None:
     target = str(tmp_path / "file")
     storage.write(target, b"old")
     with pytest.raises(FileNotFoundError):
@@ -245,7 +243,7 @@ def test_urls_go_through_fsspec(tmp_path: Path) -> None:
         storage.check_renames("memory://folder")
 
 
-def test_a_url_without_fsspec_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_without_fsspec_names_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
     with pytest.raises(FailedPreconditionError, match="needs fsspec: pip install fsspec"):
         storage.read("s3://bucket/file")

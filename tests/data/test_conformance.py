@@ -57,7 +57,7 @@ def spoiled(elements: Iterator[Any]) -> Iterator[Any]:
         spoil(x)
 
 
-def test_every_operator_has_an_example_and_every_example_an_operator() -> None:
+def test_operators_and_examples_match() -> None:
     assert EXAMPLES.keys() == (OPERATORS.keys() | OPERATOR_MODULES.keys()) - {"distribute"}
 
 
@@ -169,7 +169,7 @@ def no_thread_outlives_its_iterator(name: str, example: Example, folder: Path) -
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_each_example_of_an_operator_keeps_every_rule(name: str, tmp_path: Path) -> None:
+def test_operator_example_keeps_rules(name: str, tmp_path: Path) -> None:
     for number, example in enumerate(EXAMPLES[name]):
         for rule in RULES:
             folder = tmp_path / f"{number}-{rule.__name__}"
@@ -182,5 +182,5 @@ def test_each_example_of_an_operator_keeps_every_rule(name: str, tmp_path: Path)
                 ) from error
 
 
-def test_elements_in_a_state_keep_their_types() -> None:
+def test_elements_in_state_keep_types() -> None:
     json.dumps(save_elements([(np.float32(1), {"a": np.zeros((0, 2))}), "text", b"\0"]))

@@ -43,15 +43,13 @@ def growing(x: Any) -> Any:
         (ROWS.rebatch(2), (2,)),
     ],
 )
-def test_a_spec_has_the_sizes_that_are_declared(
-    dataset: Dataset, shape: tuple[int | None, ...]
-) -> None:
+def test_spec_has_declared_sizes(dataset: Dataset, shape: tuple[int | None, ...]) -> None:
     assert dataset.element_spec == TensorSpec(shape, np.int64)
     for batch in dataset:
         assert dataset.element_spec.problem(batch) is None
 
 
-def test_the_windows_of_batches_know_that_the_last_batch_may_be_shorter() -> None:
+def test_window_spec_allows_shorter_last_batch() -> None:
     batches = Dataset.range(5).batch(2)
     for joined in (
         batches.window(2).flat_map(lambda window: window),
@@ -60,7 +58,7 @@ def test_the_windows_of_batches_know_that_the_last_batch_may_be_shorter() -> Non
         assert joined.element_spec == TensorSpec((None,), np.int64)
 
 
-def test_the_shape_of_a_first_element_declares_nothing_about_others() -> None:
+def test_first_element_declares_no_other_shape() -> None:
     rows = Dataset.range(4).map(growing)
     assert rows.element_spec == TensorSpec((1,), np.int64)  # computes the first element
     assert rows.unbatch().cardinality() == UNKNOWN_CARDINALITY
@@ -75,15 +73,13 @@ def test_the_shape_of_a_first_element_declares_nothing_about_others() -> None:
         ([0, 0, 7], [[], [], [0, 1, 2, 3, 4, 5, 6], [], []]),
     ],
 )
-def test_rebatch_yields_batches_of_size_0_in_their_turn(
-    sizes: list[int], batches: list[list[int]]
-) -> None:
+def test_rebatch_yields_batches_of_size_0(sizes: list[int], batches: list[list[int]]) -> None:
     rebatched = Dataset.range(7).batch(4).rebatch(sizes)
     assert [x.tolist() for x in rebatched] == batches
     assert {(x.dtype, x.ndim) for x in rebatched} == {(np.dtype(np.int64), 1)}
 
 
-def test_a_batch_of_size_0_needs_a_rank() -> None:
+def test_batch_of_size_0_needs_rank() -> None:
     unknown = Dataset.range(4).map(growing, output_signature=TensorSpec(None, np.int64))
     with pytest.raises(InvalidArgumentError, match="needs arrays whose rank is known"):
         list(unknown.rebatch([0, 2]))
@@ -107,7 +103,7 @@ EMPTY = Dataset.from_tensor_slices({"x": (np.arange(4), ()), "y": {}})
         lambda below, folder: below.concatenate(below).take(4).cache(folder + "/cache"),
     ],
 )
-def test_a_component_without_leaves_stays(change: Any, tmp_path: Path) -> None:
+def test_component_without_leaves_stays(change: Any, tmp_path: Path) -> None:
     dataset = change(EMPTY, str(tmp_path))
     elements = [plain(x) for x in dataset]
     assert elements == [{"x": (("int64", number), ()), "y": {}} for number in range(4)]

@@ -50,9 +50,7 @@ TWO_WRITERS = ("cache_file", "both of a zip")
     ("keeping", "reading"),
     [pair for pair in itertools.product(KEEPING, READING) if pair != TWO_WRITERS],
 )
-def test_who_reads_all_elements_completes_what_is_kept(
-    keeping: str, reading: str, tmp_path: Path
-) -> None:
+def test_full_read_completes_caches(keeping: str, reading: str, tmp_path: Path) -> None:
     counted = Counted()
     dataset = READING[reading](KEEPING[keeping](counted.dataset(), tmp_path))
     list(dataset)
@@ -61,19 +59,19 @@ def test_who_reads_all_elements_completes_what_is_kept(
     assert counted.calls == first
 
 
-def test_a_snapshot_behind_a_zip_is_complete(tmp_path: Path) -> None:
+def test_snapshot_behind_zip_is_complete(tmp_path: Path) -> None:
     dataset = Dataset.zip(Dataset.range(4), Dataset.range(4).snapshot(str(tmp_path)))
     list(dataset)
     assert list(tmp_path.glob("*/dataset.json"))
 
 
-def test_a_take_of_fewer_reads_no_further() -> None:
+def test_take_of_fewer_reads_no_further() -> None:
     counted = Counted()
     assert len(list(counted.dataset().take(2))) == 2
     assert counted.calls == 2
 
 
-def test_a_take_at_its_end_goes_on_to_complete_what_is_kept_after_a_load() -> None:
+def test_take_completes_cache_after_load() -> None:
     counted = Counted()
     dataset = counted.dataset().cache().take(4)
     with iter(dataset) as iterator:
@@ -88,18 +86,18 @@ def test_a_take_at_its_end_goes_on_to_complete_what_is_kept_after_a_load() -> No
     assert counted.calls == calls
 
 
-def test_an_error_of_the_longer_input_behind_the_end_of_a_zip_costs_nothing() -> None:
+def test_zip_ignores_errors_behind_its_end() -> None:
     failing = Dataset.range(9).map(lambda x: 6 // int(3 - x))
     assert [int(x) for x, _ in Dataset.zip(Dataset.range(3), failing)] == [0, 1, 2]
 
 
-def test_a_pass_in_which_nothing_comes_is_not_the_last_one() -> None:
+def test_empty_pass_is_not_last_pass() -> None:
     passes = iter([False, True, False, True])
     dataset = Dataset.range(1).filter(lambda _: next(passes)).repeat(4)
     assert [int(x) for x in dataset] == [0, 0]
 
 
-def test_passes_without_end_end_with_one_in_which_nothing_comes() -> None:
+def test_endless_repeat_ends_with_empty_pass() -> None:
     passes = iter([True, False])
     assert [int(x) for x in Dataset.range(1).filter(lambda _: next(passes)).repeat()] == [0]
 
@@ -109,14 +107,14 @@ def numbers_of(x: Any) -> Dataset:
     return Dataset.range(max(0, int(x) - 1)).map(lambda y: y / 2)
 
 
-def test_what_is_saved_may_begin_with_an_empty_dataset(tmp_path: Path) -> None:
+def test_saved_data_may_begin_with_empty_dataset(tmp_path: Path) -> None:
     dataset = Dataset.range(4).flat_map(numbers_of)
     dataset.save(str(tmp_path))
     assert list(Dataset.load(str(tmp_path))) == [0.0, 0.0, 0.5]
     assert Dataset.load(str(tmp_path)).element_spec == TensorSpec((), np.float64)
 
 
-def test_the_form_of_groups_is_known_where_one_element_makes_none() -> None:
+def test_group_spec_without_complete_group() -> None:
     def halves(_: Any, rows: Dataset) -> Dataset:
         return rows.skip(1).map(lambda x: x / 2)
 
@@ -124,7 +122,7 @@ def test_the_form_of_groups_is_known_where_one_element_makes_none() -> None:
     assert grouped.element_spec == TensorSpec((), np.float64)
 
 
-def test_a_range_up_to_the_largest_number_gives_each() -> None:
+def test_range_reaches_largest_number() -> None:
     assert [int(x) for x in Dataset.range(2**63 - 3, 2**63)] == [2**63 - 3, 2**63 - 2, 2**63 - 1]
     assert [int(x) for x in Dataset.range(-(2**63), 2**63, 2**62)] == list(
         range(-(2**63), 2**63, 2**62)
@@ -143,7 +141,7 @@ def test_a_range_up_to_the_largest_number_gives_each() -> None:
         ((0, -(2**64), -(2**62)), np.int64),
     ],
 )
-def test_a_range_beyond_its_dtype_is_refused(numbers: tuple[int, ...], dtype: Any) -> None:
+def test_range_beyond_dtype_is_refused(numbers: tuple[int, ...], dtype: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="holds"):
         Dataset.range(*numbers, output_type=dtype)
 
@@ -178,9 +176,7 @@ STOPPING: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("build", "operator"), STOPPING)
-def test_stop_iteration_of_a_function_is_an_error_that_names_the_operator(
-    build: Callable[[], Dataset], operator: str
-) -> None:
+def test_stop_iteration_names_operator(build: Callable[[], Dataset], operator: str) -> None:
     with pytest.raises(RuntimeError, match=rf"a function of {operator}\(.*raised StopIteration"):
         list(build())
 
@@ -192,8 +188,6 @@ def test_stop_iteration_of_a_function_is_an_error_that_names_the_operator(
         (lambda folder: FOUR.save(folder, shard_func=stopping), "save"),
     ],
 )
-def test_stop_iteration_does_not_leave_a_method_that_reads_all(
-    run: Any, method: str, tmp_path: Path
-) -> None:
+def test_stop_iteration_stays_inside_reductions(run: Any, method: str, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=f"a function of {method} raised StopIteration"):
         run(str(tmp_path / "saved"))

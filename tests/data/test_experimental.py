@@ -10,7 +10,7 @@ import zmqdist as zd
 from zmqdist.data import experimental
 
 
-def test_the_names_of_experimental_are_those_of_data() -> None:
+def test_experimental_names_are_those_of_data() -> None:
     assert experimental.SHARD_HINT == -1
     assert experimental.AUTOTUNE == zd.data.AUTOTUNE == -1
     assert experimental.INFINITE_CARDINALITY == -1
@@ -21,6 +21,6 @@ def test_the_names_of_experimental_are_those_of_data() -> None:
     assert set(service.__all__) <= set(dir(service))
 
 
-def test_a_name_that_experimental_does_not_have() -> None:
+def test_experimental_lacks_wrong_name() -> None:
     with pytest.raises(AttributeError, match="nothing_such"):
         experimental.nothing_such  # noqa: B018

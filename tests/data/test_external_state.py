@@ -55,28 +55,28 @@ ONE = Dataset.range(3)
     ],
     ids=lambda value: value.op.one_line() if isinstance(value, Dataset) else None,
 )
-def test_the_operators_that_depend_on_more_are_named(dataset: Dataset, names: list[str]) -> None:
+def test_stateful_operators_are_named(dataset: Dataset, names: list[str]) -> None:
     assert [told.split("(")[0] for told in stateful_operators(dataset)] == names
 
 
-def test_a_marked_function_is_the_same_function() -> None:
+def test_marked_function_is_same_function() -> None:
     assert stateful(counted) is counted
 
 
-def test_nothing_is_unpickled_to_find_out() -> None:
+def test_check_unpickles_nothing() -> None:
     text = ONE.map(lambda x: x + 1).serialize()
     blob = text.split('"pickle":"')[1].split('"')[0]
     assert stateful_operators(deserialize(text.replace(blob, "AAAA"))) == []
 
 
 @pytest.mark.parametrize("policy", [None, "WARN", "warn", Policy.WARN])
-def test_a_warning_names_them_and_says_what_to_do(policy: Any) -> None:
+def test_warning_names_stateful_operators(policy: Any) -> None:
     with pytest.warns(UserWarning, match=r"external state.*random\(.*Give a seed"):
         check_external_state(under(policy, Dataset.random()))
 
 
 @pytest.mark.parametrize("policy", ["FAIL", Policy.FAIL])
-def test_an_error_where_they_are_not_allowed(policy: Any) -> None:
+def test_policy_fail_raises(policy: Any) -> None:
     with pytest.raises(FailedPreconditionError, match=r"external state.*random\("):
         check_external_state(under(policy, Dataset.random()))
 
@@ -85,17 +85,17 @@ def test_an_error_where_they_are_not_allowed(policy: Any) -> None:
     ("policy", "dataset"),
     [("IGNORE", Dataset.random()), (Policy.IGNORE, Dataset.random()), ("FAIL", ONE), (None, ONE)],
 )
-def test_silence_where_they_do_not_matter_or_are_not_there(policy: Any, dataset: Dataset) -> None:
+def test_policy_ignore_is_silent(policy: Any, dataset: Dataset) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_external_state(under(policy, dataset))
 
 
-def test_an_unknown_policy_is_an_error() -> None:
+def test_unknown_policy_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="one of WARN, IGNORE, FAIL, not 'NEVER'"):
         check_external_state(under("NEVER", ONE))
 
 
-def test_the_policy_travels_by_its_name() -> None:
+def test_policy_travels_by_name() -> None:
     told = deserialize(under(Policy.FAIL, ONE).serialize()).options()
     assert told.experimental_external_state_policy == "FAIL"

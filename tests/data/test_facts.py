@@ -49,7 +49,7 @@ def failing(x: Any) -> Any:
 # -- general rules ---------------------------------------------------------------------------------
 
 
-def test_a_dataset_does_nothing_until_it_is_read() -> None:
+def test_dataset_does_nothing_until_read() -> None:
     called: list[int] = []
     dataset = Dataset.range(3).map(lambda x: called.append(int(x)) or x).batch(2)
     assert not called
@@ -58,7 +58,7 @@ def test_a_dataset_does_nothing_until_it_is_read() -> None:
 
 
 @pytest.mark.parametrize("parallel", [None, 2])
-def test_an_error_costs_its_own_element_only(parallel: int | None) -> None:
+def test_error_costs_only_its_element(parallel: int | None) -> None:
     iterator = iter(Dataset.range(6).map(failing, num_parallel_calls=parallel))
     found: list[Any] = []
     for _ in range(8):
@@ -69,7 +69,7 @@ def test_an_error_costs_its_own_element_only(parallel: int | None) -> None:
     assert found == [0, 1, 2, "E", "E", "E", -1, -1]
 
 
-def test_an_error_below_a_batch_leaves_the_others_in_it() -> None:
+def test_error_below_batch_leaves_other_elements() -> None:
     iterator = iter(Dataset.range(5).map(lambda x: 6 // int(x - 2)).batch(2))
     assert numbers([next(iterator)]) == [[-3, -6]]
     with pytest.raises(ZeroDivisionError):
@@ -77,7 +77,7 @@ def test_an_error_below_a_batch_leaves_the_others_in_it() -> None:
     assert numbers(iterator) == [[6, 3]]
 
 
-def test_an_error_of_one_input_of_a_zip_costs_the_row() -> None:
+def test_error_in_zip_costs_row() -> None:
     rows = Dataset.zip(
         Dataset.range(4), Dataset.range(4).map(lambda x: 6 // int(x - 1)), Dataset.range(4)
     )
@@ -88,7 +88,7 @@ def test_an_error_of_one_input_of_a_zip_costs_the_row() -> None:
     ]
 
 
-def test_len_is_an_error_where_nobody_knows_it() -> None:
+def test_unknown_len_is_refused() -> None:
     assert len(Dataset.range(7)) == 7
     with pytest.raises(TypeError, match="infinite"):
         len(Dataset.range(7).repeat())
@@ -97,7 +97,7 @@ def test_len_is_an_error_where_nobody_knows_it() -> None:
     assert bool(Dataset.range(0))
 
 
-def test_functions_get_the_parts_of_a_tuple_and_a_dict_whole() -> None:
+def test_functions_get_tuple_parts_and_whole_dicts() -> None:
     pair = collections.namedtuple("pair", "a b")
     rows = Dataset.zip(Dataset.range(2), Dataset.range(2))
     assert numbers(rows.map(lambda a, b: a + b)) == [0, 2]
@@ -106,7 +106,7 @@ def test_functions_get_the_parts_of_a_tuple_and_a_dict_whole() -> None:
     assert numbers(rows.filter(lambda a, b: a > 0).map(lambda a, b: a)) == [1]
 
 
-def test_a_list_is_data_and_becomes_an_array() -> None:
+def test_list_becomes_array() -> None:
     (row,) = Dataset.range(1).map(lambda x: ([1.0, 2.0], {"n": 3}))
     assert plain(row) == (("float64", [1.0, 2.0]), {"n": ("int64", 3)})
 
@@ -116,24 +116,24 @@ def test_a_list_is_data_and_becomes_an_array() -> None:
     [None, object(), [1, "a", None], 2**70, np.array([None])],
     ids=lambda value: repr(value).split(" at 0x")[0],
 )
-def test_what_is_no_element_is_an_error_where_it_is_read(bad: Any) -> None:
+def test_wrong_element_raises_at_read(bad: Any) -> None:
     with pytest.raises(InvalidArgumentError):
         next(iter(Dataset.range(1).map(lambda x: bad)))
 
 
-def test_arrays_of_as_numpy_iterator_cannot_be_written() -> None:
+def test_arrays_of_as_numpy_iterator_are_read_only() -> None:
     for array in Dataset.range(4).batch(2).as_numpy_iterator():
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
 
 
-def test_apply_takes_a_function_that_gives_a_dataset() -> None:
+def test_apply_needs_function_to_dataset() -> None:
     assert numbers(Dataset.range(3).apply(lambda dataset: dataset.skip(1))) == [1, 2]
     with pytest.raises(TypeError, match="must return a Dataset"):
         Dataset.range(3).apply(lambda dataset: 3)
 
 
-def test_every_operator_takes_a_name() -> None:
+def test_operators_accept_name() -> None:
     methods = [value for name, value in vars(Dataset).items() if not name.startswith("_")]
     assert len(methods) > 35
     for method in methods:
@@ -141,7 +141,7 @@ def test_every_operator_takes_a_name() -> None:
     assert numbers(Dataset.range(3, name="a").map(abs, name="b").take(1, name="c")) == [0]
 
 
-def test_options_of_later_operators_win() -> None:
+def test_later_options_win() -> None:
     first, second = Options(), Options()
     first.deterministic = True
     first.threading.private_threadpool_size = 3
@@ -252,9 +252,7 @@ BAD_CALLS: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "error", "text"), BAD_CALLS)
-def test_a_bad_argument_is_an_error_at_the_call(
-    call: Any, error: type[Exception], text: str
-) -> None:
+def test_bad_argument_raises_at_call(call: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         call()
 
@@ -321,9 +319,7 @@ BAD_READS: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("build", "error", "text"), BAD_READS)
-def test_a_bad_element_is_an_error_at_the_read(
-    build: Any, error: type[Exception], text: str
-) -> None:
+def test_bad_element_raises_at_read(build: Any, error: type[Exception], text: str) -> None:
     dataset = build()
     with pytest.raises(error, match=text):
         list(dataset)
@@ -387,7 +383,7 @@ CARDINALITIES: list[tuple[Any, int]] = [
     CARDINALITIES,
     ids=lambda value: getattr(value, "op", None) and value.op.one_line(),
 )
-def test_the_cardinality_follows_from_the_inputs(dataset: Any, count: int) -> None:
+def test_cardinality_follows_from_inputs(dataset: Any, count: int) -> None:
     assert dataset.cardinality() == count
 
 
@@ -401,7 +397,7 @@ def test_shards_of_ten_by_four(index: int) -> None:
 # -- against plain Python --------------------------------------------------------------------------
 
 
-def test_numbers_are_those_of_python() -> None:
+def test_range_equals_python_range() -> None:
     draw = random.Random(1)
     for _ in range(100):
         start, stop, step = (
@@ -424,12 +420,12 @@ def test_numbers_are_those_of_python() -> None:
         assert windows == [items[i : i + 2 * n - 1 : 2] for i in range(0, len(items), k + 1)]
 
 
-def test_a_range_of_another_dtype() -> None:
+def test_range_of_other_dtype() -> None:
     assert {type(x) for x in Dataset.range(3, output_type=np.float32)} == {np.float32}
     assert numbers(Dataset.range(0.0, 1.0, 0.25, output_type=np.float64)) == [0.0, 0.25, 0.5, 0.75]
 
 
-def test_interleave_takes_blocks_in_turn_and_fills_an_ended_slot_at_its_turn() -> None:
+def test_interleave_fills_free_slot_at_its_turn() -> None:
     def of(x: Any) -> Dataset:
         return Dataset.from_tensors(x).repeat(6)
 
@@ -473,7 +469,7 @@ def test_interleave_takes_blocks_in_turn_and_fills_an_ended_slot_at_its_turn() -
     assert sorted(numbers(loose)) == sorted(wanted)
 
 
-def test_group_by_window_gives_full_windows_at_once_and_the_rest_by_key() -> None:
+def test_group_by_window_yields_full_windows_first() -> None:
     groups = TEN.group_by_window(
         lambda x: 2 - x % 3, lambda key, rows: rows.batch(9), window_size=3
     )
@@ -484,7 +480,7 @@ def test_group_by_window_gives_full_windows_at_once_and_the_rest_by_key() -> Non
     assert numbers(rest) == [[2], [1, 4], [0, 3]]
 
 
-def test_buckets_have_their_own_batch_sizes() -> None:
+def test_buckets_have_own_batch_sizes() -> None:
     rows = Dataset.range(1, 7).map(np.ones)
     assert [x.shape for x in rows.bucket_by_sequence_length(len, [3, 5], [2, 2, 1])] == [
         (2, 2),
@@ -498,7 +494,7 @@ def test_buckets_have_their_own_batch_sizes() -> None:
     assert [x.shape for x in reached] == [(2, 2), (1, 4)]
 
 
-def test_padding_fills_to_the_largest_or_to_the_shape() -> None:
+def test_padding_fills_to_largest_or_shape() -> None:
     rows = Dataset.range(1, 4).map(lambda n: (np.full(n, n), n))
     first, second = rows.padded_batch(2, padding_values=(-1, 0))
     assert plain(first) == (("int64", [[1, -1], [2, 2]]), ("int64", [1, 2]))
@@ -514,14 +510,14 @@ def test_ragged_batches_keep_rows() -> None:
     assert batch.row_splits.dtype == np.int64
 
 
-def test_a_window_of_tuples_is_a_tuple_of_datasets() -> None:
+def test_window_of_tuples_is_tuple_of_datasets() -> None:
     rows = Dataset.zip(TEN, TEN).window(4)
     a, b = next(iter(rows))
     assert (numbers(a), numbers(b)) == ([0, 1, 2, 3], [0, 1, 2, 3])
     assert rows.element_spec == (DatasetSpec(TensorSpec((), np.int64)),) * 2
 
 
-def test_choices_stop_with_the_first_empty_dataset_unless_told() -> None:
+def test_choices_stop_with_first_empty_dataset() -> None:
     choices = Dataset.from_tensor_slices(np.array([0, 1, 0, 1, 1]))
     inputs = [Dataset.range(1), Dataset.range(10, 20)]
     assert numbers(Dataset.choose_from_datasets(inputs, choices)) == [0, 10]
@@ -533,7 +529,7 @@ def test_choices_stop_with_the_first_empty_dataset_unless_told() -> None:
     ]
 
 
-def test_samples_follow_their_weights() -> None:
+def test_samples_follow_weights() -> None:
     inputs = [Dataset.from_tensors(n).repeat() for n in range(3)]
     found = collections.Counter(
         numbers(Dataset.sample_from_datasets(inputs, [0.5, 0.0, 0.5], seed=1).take(1000))
@@ -547,7 +543,7 @@ def test_samples_follow_their_weights() -> None:
     assert numbers(Dataset.sample_from_datasets(inputs, weights).take(5)) == [1] * 5
 
 
-def test_resampling_comes_close_to_the_target() -> None:
+def test_resampling_comes_close_to_target() -> None:
     coins = Dataset.range(4000).rejection_resample(lambda x: x % 4 == 0, [0.5, 0.5], seed=1)
     with pytest.raises(ValueError, match="int64"):
         next(iter(coins))
@@ -559,7 +555,7 @@ def test_resampling_comes_close_to_the_target() -> None:
         assert 0.45 < kinds[1] / kinds.total() < 0.55
 
 
-def test_a_source_knows_its_items_by_position() -> None:
+def test_source_finds_items_by_position() -> None:
     source = Dataset.from_source([1, None, 3])
     assert len(source) == 3
     assert numbers(source.ignore_errors()) == [1, 3]
@@ -577,12 +573,12 @@ def test_reduce_scan_and_unique() -> None:
     assert Dataset.range(4, 5).get_single_element() == 4
 
 
-def test_repeating_nothing_ends() -> None:
+def test_repeat_of_empty_dataset_ends() -> None:
     assert numbers(Dataset.range(0).repeat()) == []
     assert numbers(TEN.filter(lambda x: False).repeat()) == []
 
 
-def test_zip_keeps_the_structure_it_was_given() -> None:
+def test_zip_keeps_structure() -> None:
     pair = collections.namedtuple("pair", "a b")
     one = Dataset.range(1)
     assert list(Dataset.zip(one)) == list(one)
@@ -593,12 +589,12 @@ def test_zip_keeps_the_structure_it_was_given() -> None:
     assert type(row) is pair
 
 
-def test_concatenating_relaxes_shapes() -> None:
+def test_concatenate_relaxes_shapes() -> None:
     joined = Dataset.from_tensors(np.zeros(2)).concatenate(Dataset.from_tensors(np.zeros(3)))
     assert joined.element_spec == TensorSpec((None,), np.float64)
 
 
-def test_specs_are_known_without_running_where_nothing_of_the_user_runs() -> None:
+def test_specs_of_builtin_operators_need_no_run() -> None:
     batches = TEN.enumerate().batch(4, drop_remainder=True)
     assert batches.known_spec == (TensorSpec((4,), np.int64), TensorSpec((4,), np.int64))
     signature = TEN.map(failing, output_signature=TensorSpec((), np.int64)).batch(2)
@@ -610,14 +606,14 @@ def test_specs_are_known_without_running_where_nothing_of_the_user_runs() -> Non
 # -- randomness ------------------------------------------------------------------------------------
 
 
-def test_a_shuffle_emits_from_a_buffer_that_is_just_full() -> None:
+def test_shuffle_emits_once_buffer_is_full() -> None:
     read: list[int] = []
     iterator = iter(TEN.map(lambda x: read.append(int(x)) or x).shuffle(4))
     next(iterator)
     assert read == [0, 1, 2, 3]
 
 
-def test_each_epoch_has_its_own_order_and_the_same_program_repeats_them() -> None:
+def test_epochs_differ_and_repeat_with_seed() -> None:
     dataset = Dataset.range(50).shuffle(50, seed=7)
     epochs = [numbers(dataset) for _ in range(3)]
     assert epochs[0] != epochs[1] != epochs[2]
@@ -627,7 +623,7 @@ def test_each_epoch_has_its_own_order_and_the_same_program_repeats_them() -> Non
     assert repeated == [x for epoch in epochs for x in epoch]
 
 
-def test_repeat_behind_shuffle_keeps_epochs_and_before_it_blurs_them() -> None:
+def test_repeat_behind_shuffle_keeps_epochs_apart() -> None:
     behind = numbers(Dataset.range(20).shuffle(20, seed=1).repeat(2))
     assert sorted(behind[:20]) == list(range(20))
     before = numbers(Dataset.range(20).repeat(2).shuffle(20, seed=1))
@@ -635,7 +631,7 @@ def test_repeat_behind_shuffle_keeps_epochs_and_before_it_blurs_them() -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_without_reshuffling_every_epoch_is_alike(seed: int | None) -> None:
+def test_shuffle_without_reshuffle_keeps_order(seed: int | None) -> None:
     dataset = Dataset.range(30).shuffle(30, seed=seed, reshuffle_each_iteration=False)
     assert numbers(dataset) == numbers(dataset) == numbers(dataset.repeat(1))
 
@@ -644,7 +640,7 @@ def test_unseeded_orders_differ() -> None:
     assert numbers(Dataset.range(50).shuffle(50)) != numbers(Dataset.range(50).shuffle(50))
 
 
-def test_the_seed_of_the_process_with_the_order_of_operators_decides() -> None:
+def test_process_seed_and_operator_order_decide() -> None:
     def run(seed: int | None) -> list[Any]:
         zd.random.set_seed(seed)
         return [numbers(Dataset.range(50).shuffle(50)) for _ in range(2)]
@@ -659,7 +655,7 @@ def test_the_seed_of_the_process_with_the_order_of_operators_decides() -> None:
     assert run(None) != run(None)
 
 
-def test_random_numbers_are_the_same_each_time_unless_told() -> None:
+def test_random_repeats_unless_rerandomized() -> None:
     same = Dataset.random(seed=4).take(5)
     assert numbers(same) == numbers(same)
     fresh = Dataset.random(seed=4, rerandomize_each_iteration=True).take(5)
@@ -670,13 +666,13 @@ def test_random_numbers_are_the_same_each_time_unless_told() -> None:
 # -- threads ---------------------------------------------------------------------------------------
 
 
-def test_a_parallel_map_runs_calls_at_once_and_keeps_their_order() -> None:
+def test_parallel_map_keeps_order() -> None:
     together = threading.Barrier(3, timeout=20)
     found = Dataset.range(6).map(lambda x: together.wait() * 0 + x, num_parallel_calls=3)
     assert numbers(found) == [0, 1, 2, 3, 4, 5]
 
 
-def test_without_order_the_ready_one_leaves_first() -> None:
+def test_unordered_map_yields_ready_element_first() -> None:
     gate = threading.Event()
 
     def slow_first(x: Any) -> Any:
@@ -690,7 +686,7 @@ def test_without_order_the_ready_one_leaves_first() -> None:
     assert numbers(iterator) == [0]
 
 
-def test_the_option_decides_where_the_operator_says_nothing() -> None:
+def test_deterministic_option_is_default() -> None:
     gate = threading.Event()
     options = Options()
     options.deterministic = False
@@ -703,7 +699,7 @@ def test_the_option_decides_where_the_operator_says_nothing() -> None:
     assert numbers(iterator) == [0]
 
 
-def test_prefetch_reads_ahead_in_a_thread_that_ends_with_its_iterator() -> None:
+def test_prefetch_thread_ends_with_iterator() -> None:
     read = threading.Semaphore(0)
     iterator = iter(Dataset.range(100).map(lambda x: read.release() or x).prefetch(3))
     assert next(iterator) == 0
@@ -720,7 +716,7 @@ def test_prefetch_reads_ahead_in_a_thread_that_ends_with_its_iterator() -> None:
 
 
 @pytest.mark.parametrize("file", [False, True])
-def test_a_complete_pass_is_kept_and_a_partial_one_is_not(file: bool, tmp_path: Any) -> None:
+def test_cache_keeps_only_complete_pass(file: bool, tmp_path: Any) -> None:
     called: list[int] = []
     dataset = (
         Dataset.range(4)
@@ -734,12 +730,12 @@ def test_a_complete_pass_is_kept_and_a_partial_one_is_not(file: bool, tmp_path: 
     assert called == [0, 0, 1, 2, 3]
 
 
-def test_a_cache_freezes_the_order_of_a_shuffle() -> None:
+def test_cache_freezes_shuffle_order() -> None:
     dataset = Dataset.range(30).shuffle(30).cache()
     assert numbers(dataset) == numbers(dataset)
 
 
-def test_a_cache_file_serves_other_datasets_and_has_one_writer(tmp_path: Any) -> None:
+def test_cache_file_is_shared_and_has_one_writer(tmp_path: Any) -> None:
     name = str(tmp_path / "kept")
     with iter(Dataset.range(4).cache(name)) as writer:
         next(writer)
@@ -749,7 +745,7 @@ def test_a_cache_file_serves_other_datasets_and_has_one_writer(tmp_path: Any) ->
     assert numbers(Dataset.range(100).cache(name)) == [0, 1, 2, 3]
 
 
-def test_what_a_cache_file_records_is_given_read_only_and_as_it_was(tmp_path: Any) -> None:
+def test_cache_file_elements_are_read_only(tmp_path: Any) -> None:
     dataset = (
         Dataset.range(6)
         .map(lambda x: {"x": np.arange(x)})
@@ -764,7 +760,7 @@ def test_what_a_cache_file_records_is_given_read_only_and_as_it_was(tmp_path: An
         assert one["x"].values.tolist() == other["x"].values.tolist()
 
 
-def test_a_cut_cache_file_is_data_loss(tmp_path: Any) -> None:
+def test_truncated_cache_file_is_data_loss(tmp_path: Any) -> None:
     name = str(tmp_path / "kept")
     list(Dataset.range(4).cache(name))
     data = (tmp_path / "kept.data").read_bytes()

@@ -36,7 +36,7 @@ def numbers(dataset: Any) -> list[Any]:
     return [np.asarray(x).tolist() for x in dataset]
 
 
-def test_lines_are_str_and_files_follow_each_other(tmp_path: Path) -> None:
+def test_lines_are_str_in_file_order(tmp_path: Path) -> None:
     names = files(tmp_path, b"one\ntwo\r\n", b"\xffthree")
     assert list(TextLineDataset(names)) == ["one", "two", "\udcffthree"]
     assert list(TextLineDataset(names[0])) == ["one", "two"]
@@ -46,14 +46,14 @@ def test_lines_are_str_and_files_follow_each_other(tmp_path: Path) -> None:
     assert list(TextLineDataset(files(tmp_path, zlib.compress(b"a\nb")), "ZLIB")) == ["a", "b"]
 
 
-def test_a_missing_file_costs_itself_only(tmp_path: Path) -> None:
+def test_missing_file_costs_only_itself(tmp_path: Path) -> None:
     names = [*files(tmp_path, b"one"), str(tmp_path / "none"), *files(tmp_path, b"one")]
     with pytest.raises(NotFoundError, match="none"):
         list(TextLineDataset(names))
     assert list(TextLineDataset(names).ignore_errors()) == ["one", "one"]
 
 
-def test_records_of_one_length(tmp_path: Path) -> None:
+def test_fixed_length_records(tmp_path: Path) -> None:
     names = files(tmp_path, b"hAABBff", b"hCCff")
     assert list(FixedLengthRecordDataset(names, 2, 1, 2)) == [b"AA", b"BB", b"CC"]
     with pytest.raises(InvalidArgumentError, match="no multiple of 4 bytes"):
@@ -64,7 +64,7 @@ def test_records_of_one_length(tmp_path: Path) -> None:
         FixedLengthRecordDataset(names, 2, 1, -1)
 
 
-def test_without_google_crc32c_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_google_crc32c_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
     with pytest.raises(
         ImportError, match=r"TFRecordDataset needs google-crc32c: pip install google-crc32c"
@@ -73,7 +73,7 @@ def test_without_google_crc32c_the_extra_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("parallel", [1, 2, AUTOTUNE])
-def test_files_can_be_read_at_once_and_give_a_record_in_turn(tmp_path: Path, parallel: int) -> None:
+def test_parallel_files_yield_records_in_turn(tmp_path: Path, parallel: int) -> None:
     names = files(tmp_path, b"a1\na2\na3", b"b1", b"c1\nc2")
     dataset = TextLineDataset(names, num_parallel_reads=parallel)
     found = list(dataset)
@@ -95,16 +95,14 @@ def test_files_can_be_read_at_once_and_give_a_record_in_turn(tmp_path: Path, par
         (record(b"one").replace(b"one", b"ome"), "corrupted"),
     ],
 )
-def test_a_damaged_record_is_data_loss_and_ends_its_file(
-    tmp_path: Path, damaged: bytes, text: str
-) -> None:
+def test_damaged_record_is_data_loss(tmp_path: Path, damaged: bytes, text: str) -> None:
     names = files(tmp_path, record(b"first") + damaged, record(b"other"))
     with pytest.raises(DataLossError, match=text):
         list(TFRecordDataset(names))
     assert list(TFRecordDataset(names).ignore_errors()) == [b"first", b"other"]
 
 
-def test_readers_can_be_found_and_their_files_divided(tmp_path: Path) -> None:
+def test_file_readers_are_found_and_sharded(tmp_path: Path) -> None:
     dataset = TextLineDataset(files(tmp_path, b"a", b"b", b"c")).map(str.upper)
 
     def divide(one: Dataset) -> Dataset:
@@ -115,7 +113,7 @@ def test_readers_can_be_found_and_their_files_divided(tmp_path: Path) -> None:
     assert dataset.rewrite(lambda one: one) is dataset
 
 
-def test_what_is_saved_can_be_loaded_with_its_spec_and_length(tmp_path: Path) -> None:
+def test_saved_dataset_keeps_spec_and_length(tmp_path: Path) -> None:
     dataset = Dataset.range(5).map(lambda x: {"x": np.full(2, x), "t": str(int(x))})
     dataset.save(str(tmp_path))
     loaded = Dataset.load(str(tmp_path))
@@ -124,7 +122,7 @@ def test_what_is_saved_can_be_loaded_with_its_spec_and_length(tmp_path: Path) ->
     assert loaded.cardinality() == 5
 
 
-def test_load_prefers_the_newest_run_and_readers_of_the_old_one_go_on(tmp_path: Path) -> None:
+def test_load_prefers_newest_run(tmp_path: Path) -> None:
     Dataset.range(3).save(str(tmp_path))
     old = iter(Dataset.load(str(tmp_path)))
     assert next(old) == 0
@@ -133,7 +131,7 @@ def test_load_prefers_the_newest_run_and_readers_of_the_old_one_go_on(tmp_path: 
     assert numbers(old) == [1, 2]
 
 
-def test_elements_go_to_files_by_number_and_a_function_joins_the_files(tmp_path: Path) -> None:
+def test_shard_func_and_reader_func(tmp_path: Path) -> None:
     Dataset.range(6).save(str(tmp_path), shard_func=lambda x: x % 2)
     assert numbers(Dataset.load(str(tmp_path))) == [0, 2, 4, 1, 3, 5]
     joined = Dataset.load(
@@ -142,12 +140,12 @@ def test_elements_go_to_files_by_number_and_a_function_joins_the_files(tmp_path:
     assert numbers(joined) == [0, 1, 2, 3, 4, 5]
 
 
-def test_an_empty_dataset_can_be_saved(tmp_path: Path) -> None:
+def test_empty_dataset_is_saved(tmp_path: Path) -> None:
     Dataset.range(0).save(str(tmp_path))
     assert numbers(Dataset.load(str(tmp_path))) == []
 
 
-def test_what_load_and_save_refuse(tmp_path: Path) -> None:
+def test_load_and_save_refuse_wrong_input(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no saved dataset"):
         Dataset.load(str(tmp_path))
     with pytest.raises(InvalidArgumentError, match="infinite"):
@@ -170,9 +168,7 @@ def test_what_load_and_save_refuse(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compression", [None, "GZIP", "ZLIB"])
 @pytest.mark.parametrize("failing", [0, 3, 4, 5, 9])
-def test_a_save_that_was_interrupted_goes_on(
-    tmp_path: Path, compression: str | None, failing: int
-) -> None:
+def test_interrupted_save_continues(tmp_path: Path, compression: str | None, failing: int) -> None:
     log = tmp_path / "log"
     seen = tmp_path / "seen"
 
@@ -207,7 +203,7 @@ def test_a_save_that_was_interrupted_goes_on(
     assert len(list((tmp_path / "saved").iterdir())) == 3
 
 
-def test_the_place_of_another_save_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_other_save_is_refused(tmp_path: Path) -> None:
     kept = {"directory": tmp_path / "place", "checkpoint_interval": 1}
     with pytest.raises(ZeroDivisionError):
         Dataset.range(-1, 3).map(lambda x: 6 // int(x)).save(
@@ -217,7 +213,7 @@ def test_the_place_of_another_save_is_refused(tmp_path: Path) -> None:
         Dataset.range(3).save(str(tmp_path / "saved"), checkpoint_args=kept)
 
 
-def test_load_waits_for_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_waits_for_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving, "WAIT_S", 0.01)
     writer = threading.Timer(0.05, Dataset.range(3).save, [str(tmp_path)])
     writer.start()
@@ -225,7 +221,7 @@ def test_load_waits_for_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     writer.join()
 
 
-def test_a_snapshot_computes_once_and_belongs_to_one_pipeline(tmp_path: Path) -> None:
+def test_snapshot_computes_once_per_pipeline(tmp_path: Path) -> None:
     calls = tmp_path / "calls"
 
     def counted(x: Any) -> Any:

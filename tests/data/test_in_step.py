@@ -58,7 +58,7 @@ def choices(*numbers: int) -> Dataset:
         (Dataset.choose_from_datasets([TEN.repeat()] * 2, choices(1, 0)), [ENDLESS, ENDLESS]),
     ],
 )
-def test_what_is_read_in_step_counts_as_one_source(dataset: Dataset, counts: list[int]) -> None:
+def test_inputs_in_step_count_as_one_source(dataset: Dataset, counts: list[int]) -> None:
     assert [each.cardinality() for each in split_providers(dataset)] == counts
 
 
@@ -149,7 +149,7 @@ def multiset(elements: list[Any]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("part", range(3))
-def test_workers_together_compute_what_one_iterator_computes(part: int) -> None:
+def test_workers_compute_what_one_iterator_computes(part: int) -> None:
     for seed in range(part * 40, part * 40 + 40):
         draw = random.Random(seed)
         dataset = drawn(draw)
@@ -171,21 +171,21 @@ def test_workers_together_compute_what_one_iterator_computes(part: int) -> None:
         TEN.shuffle(10).enumerate(),
     ],
 )
-def test_without_a_seed_all_workers_compute_the_same_order(dataset: Dataset) -> None:
+def test_unseeded_workers_compute_same_order(dataset: Dataset) -> None:
     """Each side has each of its elements once, whichever worker yields it."""
     rows = divided(dataset, 3, random.Random(1))
     assert [len(set(side)) for side in zip(*rows, strict=True)] == [10, 10]
     assert len(rows) == 10
 
 
-def test_two_shuffles_without_a_seed_differ() -> None:
+def test_unseeded_shuffles_differ() -> None:
     many = Dataset.range(100)
     rows = divided(Dataset.zip(many.shuffle(100), many.shuffle(100)), 2, random.Random(1))
     assert sum(x == y for x, y in rows) < 20
 
 
 @pytest.mark.parametrize("side", [TEN, even(Dataset.range(20))], ids=["aligned", "counted"])
-def test_a_place_that_another_worker_has_returned_is_computed_again(side: Dataset) -> None:
+def test_returned_position_is_computed_again(side: Dataset) -> None:
     places = iter([3, 4, 7, 0, 1, 8, None])
     pairs = open_split(
         Dataset.zip(side.shuffle(1, seed=1), TEN), lambda source, repetition: next(places)
@@ -203,7 +203,7 @@ def test_a_place_that_another_worker_has_returned_is_computed_again(side: Datase
     ],
     ids=["aligned", "counted", "enumerate"],
 )
-def test_who_gives_the_positions_may_be_away_for_a_while(dataset: Dataset) -> None:
+def test_position_server_may_be_away(dataset: Dataset) -> None:
     answers: list[Any] = [
         0,
         1,
@@ -234,7 +234,7 @@ def test_who_gives_the_positions_may_be_away_for_a_while(dataset: Dataset) -> No
         TEN.skip(1).enumerate().repeat(2),
     ],
 )
-def test_a_stream_of_a_snapshot_continues_at_any_place(dataset: Dataset) -> None:
+def test_snapshot_stream_continues_anywhere(dataset: Dataset) -> None:
     def positions(source: int, repetition: int, taken: int) -> list[int]:
         return [place for place in range(10) if place % 3 != 2][taken : taken + 2]
 
@@ -251,12 +251,12 @@ def test_a_stream_of_a_snapshot_continues_at_any_place(dataset: Dataset) -> None
         assert [plain(x) for x in second] == whole[stop:]
 
 
-def test_portions_of_aligned_sources_are_portions_of_rows() -> None:
+def test_portions_of_aligned_sources_are_rows() -> None:
     rows = Dataset.zip(Dataset.range(12), Dataset.range(5, 25).enumerate()).batch(2).repeat(3)
     assert portion_rules(rows) == (12, 3, 2)
     assert portion_rules(TEN.map(abs).enumerate()) == (10, 1, 1)
 
 
-def test_an_element_that_fails_has_a_number_too() -> None:
+def test_failed_element_has_number_too() -> None:
     numbered = TEN.map(lambda x: 6 // int(2 - x)).enumerate()
     assert [int(x[0][1]) for x in read(iter(numbered), 4) if x != "an error"] == [0, 1, 3]

@@ -42,22 +42,20 @@ class Meeting:
 
 @pytest.mark.parametrize("calls", [3, AUTOTUNE])
 @pytest.mark.parametrize("how", ["made", "read"])
-def test_datasets_that_wait_for_each_other_are_opened_and_read_at_once(
-    how: str, calls: int
-) -> None:
+def test_datasets_are_opened_and_read_concurrently(how: str, calls: int) -> None:
     function = getattr(Meeting(3), how)
     dataset = Dataset.range(3).interleave(function, cycle_length=3, num_parallel_calls=calls)
     assert numbers(dataset) == [0, 10, 20, 1, 11, 21, 2, 12, 22]
 
 
-def test_those_that_follow_are_opened_at_once_too() -> None:
+def test_later_datasets_are_opened_concurrently() -> None:
     dataset = Dataset.range(6).interleave(Meeting(3).made, 3, block_length=3, num_parallel_calls=3)
     assert numbers(dataset) == [x * 10 + place for x in range(6) for place in range(3)]
 
 
 @pytest.mark.parametrize("cycle", [1, 2, 3, 7])
 @pytest.mark.parametrize("calls", [1, 2, AUTOTUNE])
-def test_the_order_is_that_without_threads(cycle: int, calls: int) -> None:
+def test_order_is_that_without_threads(cycle: int, calls: int) -> None:
     def of(x: Any) -> Dataset:
         # of different lengths, some are empty
         return Dataset.range(x * 10, x * 10 + (int(x) * 5) % 4)
@@ -69,7 +67,7 @@ def test_the_order_is_that_without_threads(cycle: int, calls: int) -> None:
 
 
 @pytest.mark.parametrize("seeded", [True, False], ids=["a seed of the process", "seeds"])
-def test_random_orders_do_not_depend_on_which_thread_is_first(seeded: bool) -> None:
+def test_random_orders_are_independent_of_threads(seeded: bool) -> None:
     shared = Dataset.range(9).shuffle(9, seed=3)
 
     def of(x: Any) -> Dataset:
@@ -86,7 +84,7 @@ def test_random_orders_do_not_depend_on_which_thread_is_first(seeded: bool) -> N
     assert found[0] == found[1] == found[2]
 
 
-def test_without_order_one_that_has_nothing_holds_back_no_other() -> None:
+def test_unordered_idle_dataset_blocks_no_other() -> None:
     gate = threading.Event()
 
     def of(x: Any) -> Dataset:
@@ -105,7 +103,7 @@ def test_without_order_one_that_has_nothing_holds_back_no_other() -> None:
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_closing_by_another_thread_ends_who_waits_for_the_first_element(
+def test_close_ends_wait_for_first_element(
     deterministic: bool,
 ) -> None:
     class Waiting:
@@ -147,7 +145,7 @@ def failing(x: Any) -> Dataset:
 
 
 @pytest.mark.parametrize("calls", [1, 3])
-def test_what_cannot_be_opened_costs_itself_at_its_turn(calls: int) -> None:
+def test_unopenable_dataset_costs_only_itself(calls: int) -> None:
     below = Dataset.range(5).map(lambda x: x if x != 2 else 1 // int(x - 2))
     found: list[Any] = []
     iterator = iter(below.interleave(failing, 3, num_parallel_calls=calls))
@@ -164,7 +162,7 @@ def test_what_cannot_be_opened_costs_itself_at_its_turn(calls: int) -> None:
 
 
 @pytest.mark.parametrize("calls", [1, 3])
-def test_a_state_with_what_could_not_be_opened_goes_on_the_same(calls: int) -> None:
+def test_state_with_unopenable_dataset(calls: int) -> None:
     below = Dataset.range(5).map(lambda x: x if x != 2 else 1 // int(x - 2))
     dataset = below.interleave(failing, 3, num_parallel_calls=calls)
     wanted = read(iter(dataset), 20)
@@ -182,7 +180,7 @@ def test_a_state_with_what_could_not_be_opened_goes_on_the_same(calls: int) -> N
         iterator.close()
 
 
-def test_closing_while_datasets_wait_to_be_opened_ends_their_threads() -> None:
+def test_close_ends_opening_threads() -> None:
     reached, gate = threading.Event(), threading.Event()
 
     def of(x: Any) -> Dataset:
@@ -202,7 +200,7 @@ def test_closing_while_datasets_wait_to_be_opened_ends_their_threads() -> None:
     until(lambda: set(threading.enumerate()) <= before)
 
 
-def test_a_function_that_writes_into_its_input_does_not_change_a_state() -> None:
+def test_function_cannot_change_saved_input() -> None:
     def of(x: Any) -> Dataset:
         x -= 1
         return Dataset.from_tensors(x)

@@ -26,7 +26,7 @@ def values(iterator: Any) -> list[int]:
     return [int(x) for x in iterator]
 
 
-def test_a_state_belongs_to_one_pipeline() -> None:
+def test_state_belongs_to_one_pipeline() -> None:
     state = iter(Dataset.range(5).batch(2)).state_dict()
     with pytest.raises(InvalidArgumentError, match="a state of the pipeline"):
         iter(Dataset.range(5)).load_state_dict(state)
@@ -35,12 +35,12 @@ def test_a_state_belongs_to_one_pipeline() -> None:
 
 
 @pytest.mark.parametrize("state", [None, [], "state", {}, {"version": 1}])
-def test_what_is_no_state_is_refused(state: Any) -> None:
+def test_wrong_state_is_refused(state: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="no state of an iterator"):
         iter(Dataset.range(5)).load_state_dict(state)
 
 
-def test_an_iterator_at_its_end_stays_there() -> None:
+def test_iterator_stays_at_end() -> None:
     dataset = Dataset.range(2)
     state = iter(dataset).state_dict()
     iterator = iter(dataset)
@@ -52,7 +52,7 @@ def test_an_iterator_at_its_end_stays_there() -> None:
     assert values(fresh) == []
 
 
-def test_a_closed_iterator_gives_nothing_and_does_not_know_its_place() -> None:
+def test_closed_iterator_has_no_position() -> None:
     for read in range(2):
         closed = iter(Dataset.range(5))
         assert [int(next(closed)) for _ in range(read)] == list(range(read))
@@ -67,7 +67,7 @@ def test_a_closed_iterator_gives_nothing_and_does_not_know_its_place() -> None:
             closed.load_state_dict(state)
 
 
-def test_a_state_taken_right_behind_an_error_goes_on_behind_the_element_that_failed() -> None:
+def test_state_after_error_skips_failed_element() -> None:
     dataset = Dataset.range(-2, 3).map(lambda x: 12 // int(x)).shuffle(2, seed=1).batch(2)
     iterator = iter(dataset)
     with pytest.raises(ZeroDivisionError):
@@ -80,7 +80,7 @@ def test_a_state_taken_right_behind_an_error_goes_on_behind_the_element_that_fai
     assert [x.tolist() for x in other] == rest
 
 
-def test_an_interrupt_does_not_end_the_data() -> None:
+def test_interrupt_does_not_end_data() -> None:
     def interrupted(x: Any) -> Any:
         if x == 1:
             raise KeyboardInterrupt
@@ -93,7 +93,7 @@ def test_an_interrupt_does_not_end_the_data() -> None:
     assert values(iterator) == [2, 3]
 
 
-def test_an_error_that_waited_in_a_buffer_comes_back_by_its_text() -> None:
+def test_buffered_error_is_saved_as_text() -> None:
     reached = threading.Event()
 
     def divided(x: Any) -> Any:
@@ -112,7 +112,7 @@ def test_an_error_that_waited_in_a_buffer_comes_back_by_its_text() -> None:
     iterator.close()
 
 
-def test_datasets_with_functions_in_a_buffer_have_no_state() -> None:
+def test_buffered_datasets_with_functions_have_no_state() -> None:
     nested = Dataset.range(3).map(lambda x: Dataset.range(x).map(lambda y: y + 1)).shuffle(2)
     iterator = iter(nested)
     next(iterator)
@@ -132,7 +132,7 @@ class Held:
         return abs(x)
 
 
-def test_an_iterator_goes_with_its_last_user() -> None:
+def test_iterator_is_freed_with_last_user() -> None:
     gc.collect()
     gc.disable()  # without the collector's help
     try:
@@ -155,7 +155,7 @@ def test_an_iterator_goes_with_its_last_user() -> None:
     assert gone() is None
 
 
-def test_the_collector_does_not_wait_for_a_function_that_a_dropped_iterator_runs() -> None:
+def test_garbage_collection_does_not_wait_for_function() -> None:
     begun, leave = threading.Event(), threading.Event()
 
     def slow(x: Any) -> Any:
@@ -177,7 +177,7 @@ def test_the_collector_does_not_wait_for_a_function_that_a_dropped_iterator_runs
     assert not ahead.is_alive()
 
 
-def test_an_iterator_that_is_asked_to_counts_what_its_operators_do() -> None:
+def test_stats_count_operator_work() -> None:
     options = Options()
     options.stats = True
 
@@ -213,7 +213,7 @@ def test_an_iterator_that_is_asked_to_counts_what_its_operators_do() -> None:
         iter(Dataset.range(3)).stats()
 
 
-def test_a_generator_is_closed_with_its_iterator() -> None:
+def test_generator_is_closed_with_iterator() -> None:
     closed: list[str] = []
 
     def numbers() -> Any:
@@ -237,9 +237,7 @@ def test_a_generator_is_closed_with_its_iterator() -> None:
     ],
     ids=["shuffle", "cache", "window", "two together"],
 )
-def test_a_state_of_more_bytes_than_its_bound_is_refused(
-    buffered: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_state_above_bound_is_refused(buffered: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zmqdist.data.iterators.STATE_BYTES_MAX", 2000)
     iterator = iter(buffered(Dataset.from_tensors(np.zeros(100)).repeat(8)))
     json.dumps(iterator.state_dict())
@@ -250,7 +248,7 @@ def test_a_state_of_more_bytes_than_its_bound_is_refused(
     assert len(list(iterator)) == 5
 
 
-def test_a_state_holds_the_elements_in_the_buffer_and_no_more() -> None:
+def test_state_holds_only_buffered_elements() -> None:
     iterator = iter(Dataset.from_tensor_slices(np.zeros((1000, 100))).shuffle(10, seed=1))
     next(iterator)
     assert len(json.dumps(iterator.state_dict())) < 3 * 10 * 800

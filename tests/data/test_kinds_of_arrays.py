@@ -76,7 +76,7 @@ WAYS: dict[str, Callable[[Any, Path], Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", WAYS)
-def test_the_rows_of_an_array_make_the_array_again(way: str, kind: str, tmp_path: Path) -> None:
+def test_rows_make_array_again(way: str, kind: str, tmp_path: Path) -> None:
     array = KINDS[kind]()
     [batch] = WAYS[way](Dataset.from_tensor_slices(array), tmp_path)
     assert repr(batch.dtype) == repr(array.dtype)
@@ -84,7 +84,7 @@ def test_the_rows_of_an_array_make_the_array_again(way: str, kind: str, tmp_path
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_rows_of_an_array_fit_their_spec(kind: str) -> None:
+def test_rows_fit_spec(kind: str) -> None:
     dataset = Dataset.from_tensor_slices(KINDS[kind]())
     for one in dataset:
         assert dataset.element_spec.problem(one) is None
@@ -95,7 +95,7 @@ def test_rows_of_text_are_str() -> None:
 
 
 @pytest.mark.parametrize("name", SUBCLASSES)
-def test_an_array_that_is_more_than_a_plain_array_is_refused_by_name(name: str) -> None:
+def test_array_subclass_is_refused_by_name(name: str) -> None:
     value, text = SUBCLASSES[name]
     if not isinstance(value, tuple):  # the items of a tuple are refused one by one
         with pytest.raises(InvalidArgumentError, match=f"an element: .*{text}"):
@@ -110,14 +110,14 @@ def test_an_array_that_is_more_than_a_plain_array_is_refused_by_name(name: str) 
     + ([np.array(["a"], np.dtypes.StringDType())] if hasattr(np.dtypes, "StringDType") else []),
     ids=lambda array: str(array.dtype),
 )
-def test_objects_are_refused_with_what_to_do(array: np.ndarray[Any, Any]) -> None:
+def test_object_arrays_are_refused_with_hint(array: np.ndarray[Any, Any]) -> None:
     with pytest.raises(
         InvalidArgumentError, match=r"Python objects: give it .* text \(astype\(str\)\)"
     ):
         Dataset.from_tensor_slices(array)
 
 
-def test_an_array_without_room_for_another_axis_is_sent_but_not_batched(tmp_path: Path) -> None:
+def test_array_of_maximal_rank_is_not_batched(tmp_path: Path) -> None:
     most = 64 if NUMPY_2 else 32
     dataset = Dataset.from_tensors(np.ones([1] * most)).repeat(2)
     assert [one.ndim for one in _sent(dataset, "")] == [most, most]

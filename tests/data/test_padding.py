@@ -27,14 +27,14 @@ def ragged() -> Dataset:
     return Dataset.range(1, 5).map(np.arange).ragged_batch(2)
 
 
-def test_a_padding_value_that_is_longer_than_all_text_is_whole() -> None:
+def test_long_padding_text_is_whole() -> None:
     (batch,) = words().padded_batch(2, padding_values="<pad>")
     assert batch.tolist() == [["ab", "<pad>"], ["ab", "c"]]
     (batch,) = words().map(lambda row: row.astype("S")).padded_batch(2, padding_values=b"<pad>")
     assert batch.tolist() == [[b"ab", b"<pad>"], [b"ab", b"c"]]
 
 
-def test_a_padding_value_of_a_bucket_is_whole() -> None:
+def test_bucket_padding_text_is_whole() -> None:
     batches = words().bucket_by_sequence_length(len, [9], [2, 1], padding_values="<pad>")
     assert [batch.tolist() for batch in batches] == [[["ab", "<pad>"], ["ab", "c"]]]
 
@@ -49,13 +49,13 @@ def test_a_padding_value_of_a_bucket_is_whole() -> None:
     ],
     ids=["another key", "no dict", "no tuple", "too few parts"],
 )
-def test_padded_shapes_of_another_structure_are_refused(dataset: Dataset, shapes: Any) -> None:
+def test_padded_shapes_of_other_structure_are_refused(dataset: Dataset, shapes: Any) -> None:
     with pytest.raises(ValueError, match="has another structure than the elements"):
         dataset.padded_batch(2, padded_shapes=shapes)
 
 
 @pytest.mark.parametrize("build", [sparse, ragged])
-def test_ragged_and_sparse_elements_have_no_end_to_be_filled_up_at(
+def test_ragged_and_sparse_elements_are_not_padded(
     build: Callable[[], Dataset],
 ) -> None:
     dataset = build()
@@ -70,14 +70,14 @@ def test_ragged_and_sparse_elements_have_no_end_to_be_filled_up_at(
             padded()
 
 
-def test_sparse_elements_in_a_ragged_batch_have_the_spec_of_a_batch() -> None:
+def test_ragged_batch_of_sparse_elements_spec() -> None:
     dataset = sparse().ragged_batch(2)
     (batch,) = dataset
     assert batch.to_dense().shape == (2, 2, 2)
     assert dataset.element_spec == sparse().batch(2).element_spec
 
 
-def test_a_padding_value_that_the_dtype_does_not_hold_is_refused() -> None:
+def test_padding_value_outside_dtype_is_refused() -> None:
     rows = Dataset.range(1, 3).map(
         lambda n: np.zeros(n, np.uint8), output_signature=TensorSpec((None,), np.uint8)
     )
@@ -93,9 +93,7 @@ MIXED = [[1, "a"], ["a", b"a"], [[1.5], ["a"]], [np.array(1), "a"], (0, [True, "
 @pytest.mark.parametrize(
     ("value", "text"), [*((x, "end in NUL") for x in LOST), *((x, "return a tuple") for x in MIXED)]
 )
-def test_a_list_of_which_an_array_would_hold_something_else_is_refused(
-    value: Any, text: str
-) -> None:
+def test_list_of_mixed_text_is_refused(value: Any, text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=text):
         list(Dataset.range(1).map(lambda _: value))
     with pytest.raises(InvalidArgumentError, match=text):
@@ -103,7 +101,7 @@ def test_a_list_of_which_an_array_would_hold_something_else_is_refused(
 
 
 @pytest.mark.parametrize("value", ["a\0", b"a\0"])
-def test_text_that_ends_in_nul_is_an_element_and_no_part_of_a_batch(value: Any) -> None:
+def test_text_ending_in_nul_is_not_batched(value: Any) -> None:
     dataset = Dataset.range(2).map(lambda _: value)
     assert list(dataset) == [value] * 2
     for batched in (dataset.batch(2), dataset.padded_batch(2), dataset.ragged_batch(2)):
@@ -121,13 +119,13 @@ def test_text_that_ends_in_nul_is_an_element_and_no_part_of_a_batch(value: Any) 
         ({"a": 1}, (1,)),
     ],
 )
-def test_elements_of_different_structures_make_no_batch(one: Any, other: Any) -> None:
+def test_different_structures_are_not_batched(one: Any, other: Any) -> None:
     dataset = Dataset.range(2).map(lambda x: other if x else one)
     for batched in (dataset.batch(2), dataset.padded_batch(2), dataset.ragged_batch(2)):
         with pytest.raises(InvalidArgumentError, match="different structures"):
             list(batched)
 
 
-def test_rows_of_a_ragged_batch_have_one_dtype() -> None:
+def test_ragged_batch_has_one_dtype() -> None:
     with pytest.raises(InvalidArgumentError, match="one dtype"):
         list(Dataset.range(2).map(lambda x: np.ones(2) if x else np.arange(2)).ragged_batch(2))

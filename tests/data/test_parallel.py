@@ -43,7 +43,7 @@ def settled(iterator: Any) -> list[Any]:
 # -- threads ---------------------------------------------------------------------------------------
 
 
-def test_many_cheap_calls_keep_their_order_and_their_errors_their_places() -> None:
+def test_cheap_calls_keep_order_and_errors() -> None:
     dataset = Dataset.range(5000).map(lambda x: 10 // int(x % 50), num_parallel_calls=3)
     found = settled(iter(dataset))
     assert [isinstance(x, ZeroDivisionError) for x in found] == [x % 50 == 0 for x in range(5000)]
@@ -52,7 +52,7 @@ def test_many_cheap_calls_keep_their_order_and_their_errors_their_places() -> No
     ]
 
 
-def test_a_slow_call_does_not_keep_what_waits_behind_it() -> None:
+def test_slow_call_does_not_block_later_calls() -> None:
     gate = threading.Event()
 
     def waits_for_the_next(x: Any) -> Any:
@@ -67,7 +67,7 @@ def test_a_slow_call_does_not_keep_what_waits_behind_it() -> None:
     )
 
 
-def test_no_more_than_the_bound_lies_ahead() -> None:
+def test_calls_ahead_are_bounded() -> None:
     read: list[int] = []
     source = Dataset.range(5 * AHEAD_MAX).map(lambda x: read.append(int(x)) or x)
     with iter(source.map(lambda x: x, num_parallel_calls=2)) as iterator:
@@ -76,7 +76,7 @@ def test_no_more_than_the_bound_lies_ahead() -> None:
             assert len(read) <= place + 1 + AHEAD_MAX
 
 
-def test_what_is_dealt_out_is_not_taken_far_ahead() -> None:
+def test_split_positions_are_read_little_ahead() -> None:
     asked: list[int] = []
 
     def deal(source: int, repetition: int) -> int:
@@ -95,7 +95,7 @@ def test_what_is_dealt_out_is_not_taken_far_ahead() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_prefetch_reads_as_much_ahead_as_it_was_told_and_no_more(size: int) -> None:
+def test_prefetch_reads_exactly_buffer_size_ahead(size: int) -> None:
     read: list[int] = []
     reached = threading.Semaphore(0)
 
@@ -112,7 +112,7 @@ def test_prefetch_reads_as_much_ahead_as_it_was_told_and_no_more(size: int) -> N
             assert reached.acquire(timeout=20)
 
 
-def test_the_state_of_what_is_read_ahead_can_be_taken_while_the_thread_runs() -> None:
+def test_state_is_saved_while_thread_reads() -> None:
     dataset = Dataset.range(20000).prefetch(-1)
     with iter(dataset) as iterator:
         for _ in range(3):
@@ -125,7 +125,7 @@ def test_the_state_of_what_is_read_ahead_can_be_taken_while_the_thread_runs() ->
         assert numbers(iterator) == list(range(3003, 20000))
 
 
-def test_batches_can_be_stacked_in_threads() -> None:
+def test_batches_are_stacked_in_threads() -> None:
     rows = Dataset.range(10).map(lambda x: np.arange(2) + x)
     assert numbers(rows.batch(4, num_parallel_calls=2)) == numbers(rows.batch(4))
     uneven = Dataset.range(1, 7).map(np.arange).batch(2, num_parallel_calls=2)
@@ -136,7 +136,7 @@ def test_batches_can_be_stacked_in_threads() -> None:
     assert sorted(numbers(dropped)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_an_input_that_failed_costs_itself_and_not_its_batch() -> None:
+def test_failed_input_costs_itself_not_batch() -> None:
     found = settled(
         iter(Dataset.range(-2, 3).map(lambda x: 12 // int(x)).batch(2, num_parallel_calls=2))
     )

@@ -114,7 +114,7 @@ RANGE = Dataset.range(24)
     ],
     ids=lambda value: value.op.one_line() if isinstance(value, Dataset) else None,
 )
-def test_how_a_pipeline_can_be_cut(dataset: Dataset, wanted: tuple[int, int, int]) -> None:
+def test_portion_rules_of_pipelines(dataset: Dataset, wanted: tuple[int, int, int]) -> None:
     assert portion_rules(dataset) == wanted
 
 
@@ -160,13 +160,13 @@ BEHIND = r".*put it behind distribute\(\)"
     ],
     ids=lambda value: value.op.one_line() if isinstance(value, Dataset) else None,
 )
-def test_what_cannot_be_cut_is_named_with_what_to_do(dataset: Dataset, told: str) -> None:
+def test_indivisible_operator_is_named_with_hint(dataset: Dataset, told: str) -> None:
     for ask in (portion_rules, portion_pipeline):
         with pytest.raises(UnimplementedError, match=told):
             ask(dataset)
 
 
-def test_the_rules_come_from_a_description_whose_functions_nobody_unpickles() -> None:
+def test_portion_rules_unpickle_nothing() -> None:
     text = RANGE.map(lambda x: x + 1).batch(2).serialize()
     blob = text.split('"pickle":"')[1].split('"')[0]
     assert portion_rules(deserialize(text.replace(blob, "AAAA"))) == (24, 1, 2)
@@ -176,7 +176,7 @@ def test_the_rules_come_from_a_description_whose_functions_nobody_unpickles() ->
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
-def test_every_example_that_can_be_cut_is_the_sum_of_its_pieces(name: str, tmp_path: Path) -> None:
+def test_divisible_example_is_sum_of_portions(name: str, tmp_path: Path) -> None:
     tried = 0
     for number, example in enumerate(EXAMPLES[name]):
         dataset = example.build(tmp_path / str(number))
@@ -201,7 +201,7 @@ def test_every_example_that_can_be_cut_is_the_sum_of_its_pieces(name: str, tmp_p
     assert bool(tried) is (name in CUT)
 
 
-def test_readers_are_the_sum_of_their_pieces(tmp_path: Path) -> None:
+def test_reader_is_sum_of_portions(tmp_path: Path) -> None:
     dataset = lines(tmp_path)
     pipeline = portion_pipeline(dataset)
     assert pieces(pipeline, [0, 2, 3, 3, 5]) == [plain(x) for x in dataset]
@@ -229,7 +229,7 @@ STEPS: list[Callable[[Dataset], Dataset]] = [
     st.lists(st.sampled_from(STEPS), max_size=5),
     st.lists(st.integers(0, 9), max_size=8),
 )
-def test_any_pipeline_that_can_be_cut_is_the_sum_of_any_pieces(
+def test_random_pipeline_is_sum_of_portions(
     count: int, steps: list[Callable[[Dataset], Dataset]], lengths: list[int]
 ) -> None:
     dataset = Dataset.range(count)
@@ -249,7 +249,7 @@ def test_any_pipeline_that_can_be_cut_is_the_sum_of_any_pieces(
         assert found * rules.repetitions == whole
 
 
-def test_order_is_kept_whatever_the_options_allow() -> None:
+def test_portions_keep_order_despite_options() -> None:
     second_is_done = threading.Event()
 
     def late(x: Any) -> Any:
@@ -267,7 +267,7 @@ def test_order_is_kept_whatever_the_options_allow() -> None:
     assert [x for _, x in over(pipeline, 0, 4)] == [0, 1, 2, 3]
 
 
-def test_a_declared_row_count_is_believed() -> None:
+def test_declared_row_count_is_believed() -> None:
     rows = (
         RANGE.map(lambda x: np.repeat(x, 3), output_signature=TensorSpec((3,), np.int64))
         .unbatch()

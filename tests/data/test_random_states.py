@@ -88,7 +88,7 @@ def resumed(dataset: Dataset, state: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("make", PIPELINES.values(), ids=PIPELINES.keys())
-def test_all_passes_after_a_load_are_those_of_the_saved_iterator(
+def test_passes_after_load_equal_saved_iterator(
     make: Callable[[], Dataset],
 ) -> None:
     count = len(numbers(iter(make())))
@@ -108,7 +108,7 @@ def test_all_passes_after_a_load_are_those_of_the_saved_iterator(
 
 
 @pytest.mark.parametrize("make", PIPELINES.values(), ids=PIPELINES.keys())
-def test_a_state_of_a_resumed_iterator_is_a_state(make: Callable[[], Dataset]) -> None:
+def test_resumed_iterator_has_state(make: Callable[[], Dataset]) -> None:
     first = iter(make())
     next(first)
     state: Any = first.state_dict()
@@ -124,7 +124,7 @@ def test_a_state_of_a_resumed_iterator_is_a_state(make: Callable[[], Dataset]) -
     assert resumed(make(), state) == []
 
 
-def test_two_iterators_that_load_one_state_do_not_change_each_other() -> None:
+def test_iterators_of_one_state_are_independent() -> None:
     dataset = Dataset.range(6).shuffle(6, seed=4).repeat(3)
     first = iter(dataset)
     for _ in range(8):
@@ -138,9 +138,7 @@ def test_two_iterators_that_load_one_state_do_not_change_each_other() -> None:
 
 @pytest.mark.parametrize("stop", [0, 1, 7, 8, 9])
 @pytest.mark.parametrize("seed", [5, None])
-def test_a_loop_of_epochs_goes_on_behind_the_epoch_of_the_state(
-    stop: int, seed: int | None
-) -> None:
+def test_epoch_loop_continues_after_state(stop: int, seed: int | None) -> None:
     def make() -> Dataset:
         return Dataset.range(8).shuffle(8, seed=seed)
 
@@ -167,7 +165,7 @@ def test_a_loop_of_epochs_goes_on_behind_the_epoch_of_the_state(
     assert seed is None or list(before) == epochs[2]
 
 
-def test_a_dataset_that_keeps_one_order_keeps_it_in_the_next_process() -> None:
+def test_fixed_order_outlives_process() -> None:
     def make() -> Dataset:
         return Dataset.range(8).shuffle(8, reshuffle_each_iteration=False)
 
@@ -179,7 +177,7 @@ def test_a_dataset_that_keeps_one_order_keeps_it_in_the_next_process() -> None:
     assert list(iterator) == list(later) == order
 
 
-def test_what_a_cache_has_recorded_outlives_the_process() -> None:
+def test_cache_record_outlives_process() -> None:
     def make() -> Dataset:
         return Dataset.range(8).shuffle(8).cache()
 
@@ -194,7 +192,7 @@ def test_what_a_cache_has_recorded_outlives_the_process() -> None:
     assert list(later) == order
 
 
-def test_a_dataset_of_a_function_has_the_same_order_for_the_same_argument() -> None:
+def test_inner_dataset_order_follows_argument() -> None:
     shared = Dataset.range(6).shuffle(6, seed=1)
     order = list(Dataset.range(1).flat_map(lambda _: shared))
     assert list(Dataset.range(3).flat_map(lambda _: shared)) == 3 * order
@@ -203,7 +201,7 @@ def test_a_dataset_of_a_function_has_the_same_order_for_the_same_argument() -> N
     )
 
 
-def test_without_a_seed_each_dataset_of_a_function_has_an_order_of_its_own() -> None:
+def test_unseeded_inner_datasets_have_own_orders() -> None:
     orders = list(
         Dataset.range(20).flat_map(lambda _: Dataset.range(20).shuffle(20)).batch(20).repeat(2)
     )
@@ -221,7 +219,7 @@ def _no_global_seed_remains() -> Iterator[None]:
     "name",
     ["flat_map", "interleave", "parallel interleave", "group_by_window", "shuffle without a seed"],
 )
-def test_with_a_global_seed_each_run_and_each_resumed_run_is_the_same(name: str) -> None:
+def test_global_seed_repeats_resumed_runs(name: str) -> None:
     def run() -> Dataset:
         seed.set_seed(7)
         return PIPELINES[name]() if name != "parallel interleave" else parallel()
@@ -242,7 +240,7 @@ def test_with_a_global_seed_each_run_and_each_resumed_run_is_the_same(name: str)
         assert begun + resumed(run(), state) == whole
 
 
-def test_a_state_of_an_earlier_version_is_refused_by_name() -> None:
+def test_state_of_earlier_version_is_refused() -> None:
     iterator = iter(Dataset.range(3))
     with pytest.raises(
         InvalidArgumentError,

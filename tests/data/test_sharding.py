@@ -90,14 +90,14 @@ def union(dataset: Dataset, policy: str) -> list[Any]:
         (Dataset.range(3), "DATA", [1]),
     ],
 )
-def test_elements_are_divided_at_the_end_or_where_the_hint_stands(
+def test_elements_are_divided_at_end_or_hint(
     dataset: Dataset, policy: str, wanted: list[Any]
 ) -> None:
     assert read(share(dataset, policy)) == wanted
 
 
 @pytest.mark.parametrize("policy", ["FILE", "DATA", "FILE_OR_DATA", "HINT", "OFF", "DYNAMIC"])
-def test_the_only_worker_has_everything(policy: str, names: list[str]) -> None:
+def test_single_worker_gets_all_elements(policy: str, names: list[str]) -> None:
     assert read(share(TextLineDataset(names), policy, 0, 1)) == records(range(10))
 
 
@@ -114,19 +114,19 @@ def test_the_only_worker_has_everything(policy: str, names: list[str]) -> None:
     ],
     ids=lambda dataset: str(dataset.op.name),
 )
-def test_what_has_no_files_has_no_share_of_files(dataset: Dataset) -> None:
+def test_source_without_files_is_unshardable(dataset: Dataset) -> None:
     with pytest.raises(NotFoundError, match="Found an unshardable source dataset"):
         share(dataset, "FILE")
 
 
-def test_one_branch_without_files_is_enough(names: list[str]) -> None:
+def test_branch_without_files_is_unshardable(names: list[str]) -> None:
     mixed = Dataset.zip(TextLineDataset(names), Dataset.counter())
     with pytest.raises(NotFoundError, match=r"unshardable source dataset: counter"):
         share(mixed, "FILE")
     assert [x for x, _ in read(share(mixed, "FILE_OR_DATA"))] == records(range(10), [1, 6])
 
 
-def test_a_hint_that_names_a_number_of_shards_needs_an_index() -> None:
+def test_shard_count_needs_index() -> None:
     with pytest.raises(
         InvalidArgumentError, match=r"Index must be between 0 and 4 \(currently index = -1\)\."
     ):
@@ -134,7 +134,7 @@ def test_a_hint_that_names_a_number_of_shards_needs_an_index() -> None:
 
 
 @pytest.mark.parametrize("policy", ["OFF", "FILE_OR_DATA", "DATA"])
-def test_a_hint_under_another_policy_is_an_error_where_it_is_read(policy: str) -> None:
+def test_hint_under_other_policy_raises_at_read(policy: str) -> None:
     hinted = share(Dataset.range(20).shard(SHARD_HINT, SHARD_HINT), policy)
     with pytest.raises(
         FailedPreconditionError, match=r"`zmqdist.data.service.ShardingPolicy.HINT` processing mode"
@@ -142,7 +142,7 @@ def test_a_hint_under_another_policy_is_an_error_where_it_is_read(policy: str) -
         iter(hinted)
 
 
-def test_a_policy_or_a_worker_that_is_none_is_an_error() -> None:
+def test_wrong_policy_or_worker_is_refused() -> None:
     with pytest.raises(ValueError, match="'FILES' is no sharding policy"):
         share(Dataset.range(3), "FILES")
     with pytest.raises(InvalidArgumentError, match="Index must be between 0 and 4"):
@@ -215,7 +215,7 @@ SHUFFLED: dict[str, Callable[[str], Dataset]] = {
 
 @pytest.mark.parametrize("policy", ["FILE", "FILE_OR_DATA"])
 @pytest.mark.parametrize("build", SHUFFLED.values(), ids=SHUFFLED)
-def test_shuffled_names_are_divided_in_their_order_and_shuffled_behind(
+def test_shuffled_names_are_divided_before_shuffle(
     build: Callable[[str], Dataset], policy: str, folder: Path
 ) -> None:
     dataset = build(str(folder / "*"))
@@ -249,7 +249,7 @@ def operators(dataset: Tree) -> list[str]:
         ),
     ],
 )
-def test_the_shard_stands_before_the_reader_and_its_shuffles_between(
+def test_shard_stands_before_reader_and_shuffles(
     build: Callable[[Dataset], Dataset], wanted: list[str], folder: Path
 ) -> None:
     assert operators(share(build(Dataset.list_files(str(folder / "*"))), "FILE")) == wanted
@@ -266,13 +266,11 @@ def test_the_shard_stands_before_the_reader_and_its_shuffles_between(
         (Dataset.range(9).prefetch(2).batch(2), ["shard", "batch", "prefetch", "range"]),
     ],
 )
-def test_prefetch_and_options_stay_behind_the_share_of_elements(
-    dataset: Dataset, wanted: list[str]
-) -> None:
+def test_prefetch_and_options_stay_behind_shard(dataset: Dataset, wanted: list[str]) -> None:
     assert operators(share(dataset, "DATA")) == wanted
 
 
-def test_each_branch_of_zip_and_concatenate_is_divided(names: list[str]) -> None:
+def test_zip_and_concatenate_branches_are_divided(names: list[str]) -> None:
     files = TextLineDataset(names)
     pairs = Dataset.zip(files, TextLineDataset(names))
     assert read(share(pairs, "FILE", 3)) == [[x, x] for x in records([3, 8])]
@@ -280,7 +278,7 @@ def test_each_branch_of_zip_and_concatenate_is_divided(names: list[str]) -> None
     assert read(share(files.concatenate(TextLineDataset(names)), "FILE", 3)) == records([3, 8]) * 2
 
 
-def test_each_input_of_a_choice_is_divided_and_its_selector_is_whole(names: list[str]) -> None:
+def test_choice_inputs_are_divided_not_selector(names: list[str]) -> None:
     chosen = Dataset.choose_from_datasets(
         [TextLineDataset(names), TextLineDataset(names[::-1])], Dataset.range(2).repeat()
     )
@@ -288,15 +286,13 @@ def test_each_input_of_a_choice_is_divided_and_its_selector_is_whole(names: list
     assert read(share(chosen, "FILE", 3)) == list(itertools.chain(*wanted))
 
 
-def test_a_reader_of_names_from_a_file_divides_the_names(names: list[str], tmp_path: Path) -> None:
+def test_names_from_file_are_divided(names: list[str], tmp_path: Path) -> None:
     (tmp_path / "list").write_text("\n".join(names))
     dataset = TextLineDataset(str(tmp_path / "list")).interleave(TextLineDataset, cycle_length=1)
     assert read(share(dataset, "FILE", 3)) == records([3, 8])
 
 
-def test_records_of_one_length_and_saved_elements_are_files_too(
-    names: list[str], tmp_path: Path
-) -> None:
+def test_fixed_records_and_saved_elements_are_files(names: list[str], tmp_path: Path) -> None:
     assert read(share(FixedLengthRecordDataset(names, 4), "FILE", 3))[0] == b"3-0\n"
     Dataset.range(50).save(str(tmp_path / "saved"), shard_func=lambda x: x % 10)
     wanted = [*range(3, 50, 10), *range(8, 50, 10)]
@@ -307,14 +303,14 @@ def test_records_of_one_length_and_saved_elements_are_files_too(
     assert read(share(by_hand, "FILE", 3)) == wanted
 
 
-def test_a_snapshot_is_whole_and_divided_behind(names: list[str], tmp_path: Path) -> None:
+def test_snapshot_is_whole_and_divided_behind(names: list[str], tmp_path: Path) -> None:
     kept = TextLineDataset(names).snapshot(str(tmp_path))
     with pytest.raises(NotFoundError, match="unshardable source dataset: snapshot"):
         share(kept, "FILE")
     assert read(share(kept, "FILE_OR_DATA", 3)) == records(range(10), [3, 8])
 
 
-def test_an_error_of_the_function_is_the_users(names: list[str]) -> None:
+def test_function_error_reaches_user(names: list[str]) -> None:
     with pytest.raises(ZeroDivisionError):
         share(
             Dataset.from_tensor_slices(names).flat_map(
@@ -324,7 +320,7 @@ def test_an_error_of_the_function_is_the_users(names: list[str]) -> None:
         )
 
 
-def test_records_of_files_can_be_divided_by_elements_and_by_hints(names: list[str]) -> None:
+def test_file_records_are_divided_by_element_or_hint(names: list[str]) -> None:
     assert read(share(TextLineDataset(names), "DATA", 3)) == records(range(10), [3, 8])
     assert read(share(TextLineDataset(names).shard(SHARD_HINT, 0), "HINT", 3)) == records(
         range(10), [3, 8]
@@ -333,7 +329,7 @@ def test_records_of_files_can_be_divided_by_elements_and_by_hints(names: list[st
     assert read(share(TextLineDataset(hinted), "HINT", 3)) == records([3, 8])
 
 
-def test_fewer_files_than_workers_are_told_to_every_worker(names: list[str]) -> None:
+def test_too_few_files_raise_at_each_worker(names: list[str]) -> None:
     few = Dataset.from_tensor_slices(names[:4])
     for index in range(WORKERS):
         for dataset, policy in [
@@ -347,16 +343,16 @@ def test_fewer_files_than_workers_are_told_to_every_worker(names: list[str]) -> 
     assert union(TextLineDataset(few), "DATA") == sorted(records(range(4)))
 
 
-def test_no_files_at_all_are_no_error() -> None:
+def test_empty_file_list_is_accepted() -> None:
     assert read(share(TextLineDataset(Dataset.from_tensor_slices(["a"]).take(0)), "FILE")) == []
 
 
-def test_a_shard_that_is_told_of_too_few_ends_for_those_who_ignore_errors() -> None:
+def test_ignore_errors_ends_shard_of_too_few_files() -> None:
     few = make(ShardOp(5, 1, full=True), [Dataset.range(4)])
     assert read(few.ignore_errors()) == []
 
 
-def test_a_state_holds_the_first_round() -> None:
+def test_state_holds_first_round() -> None:
     dataset = make(ShardOp(4, 1, full=True), [Dataset.range(7)])
     iterator, other = iter(dataset), iter(dataset)
     assert next(iterator) == 1
@@ -364,7 +360,7 @@ def test_a_state_holds_the_first_round() -> None:
     assert list(map(int, other)) == [5], "the round of which three are left is no first one"
 
 
-def test_to_see_what_a_function_returns_no_buffer_is_filled(names: list[str]) -> None:
+def test_probe_of_function_fills_no_buffer(names: list[str]) -> None:
     computed: list[Any] = []
 
     def lines(number: Any) -> Tree:
@@ -382,7 +378,7 @@ def test_to_see_what_a_function_returns_no_buffer_is_filled(names: list[str]) ->
     assert computed == [0, 0]
 
 
-def test_an_error_in_the_first_round_costs_its_element_only() -> None:
+def test_error_in_first_round_costs_one_element() -> None:
     dataset = make(
         ShardOp(4, 2, full=True), [Dataset.range(-1, 8).map(lambda x: 12 // int(x))]
     ).ignore_errors()
@@ -411,28 +407,28 @@ def test_an_error_in_the_first_round_costs_its_element_only() -> None:
     ],
     ids=lambda dataset: str(dataset.op.name),
 )
-def test_shares_of_elements_are_disjoint_although_nobody_gave_a_seed(dataset: Dataset) -> None:
+def test_unseeded_element_shares_are_disjoint(dataset: Dataset) -> None:
     assert union(dataset, "DATA") == list(range(40))
 
 
-def test_shares_where_the_hint_stands_are_disjoint_too() -> None:
+def test_unseeded_hint_shares_are_disjoint() -> None:
     assert union(Dataset.range(40).shuffle(40).shard(SHARD_HINT, 0), "HINT") == list(range(40))
 
 
-def test_options_that_allow_any_order_do_not_reach_what_is_below_the_shard() -> None:
+def test_order_below_shard_ignores_options() -> None:
     options = Options()
     options.deterministic = False
     dataset = Dataset.range(40).map(lambda x: x, num_parallel_calls=4).with_options(options)
     assert union(dataset, "DATA") == list(range(40))
 
 
-def test_another_iteration_has_another_order() -> None:
+def test_iterations_have_different_orders() -> None:
     dataset = Dataset.range(100).shuffle(100)
     first, again, other = (shard_for_worker(dataset, "DATA", 2, 0, seed) for seed in (1, 1, 2))
     assert read(first) == read(again) != read(other)
 
 
-def test_a_dataset_that_is_divided_is_left_as_it_was(names: list[str]) -> None:
+def test_sharding_leaves_dataset_unchanged(names: list[str]) -> None:
     dataset = TextLineDataset(names)
     before = dataset.serialize()
     share(dataset, "FILE")
@@ -456,7 +452,7 @@ ENDLESS, UNKNOWN = INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
         (Dataset.range(10).filter(lambda x: True), [UNKNOWN] * 6),
     ],
 )
-def test_how_many_elements_a_reader_gets(dataset: Dataset, wanted: list[int]) -> None:
+def test_distributed_cardinality(dataset: Dataset, wanted: list[int]) -> None:
     count = dataset.cardinality()
     assert [
         distributed_cardinality(count, policy, coordinated=False) for policy in POLICIES

@@ -64,22 +64,20 @@ def sources(spec: Any, value: Any) -> list[Dataset]:
 
 
 @pytest.mark.parametrize(("spec", "value"), FITTING)
-def test_what_fits_a_signature_or_takes_its_dtypes_is_an_element_of_it(
-    spec: Any, value: Any
-) -> None:
+def test_fitting_value_becomes_element(spec: Any, value: Any) -> None:
     for dataset in sources(spec, value):
         found = list(dataset)
         assert [problem_of(x, spec) for x in found] == [None, None]
 
 
 @pytest.mark.parametrize(("spec", "value"), UNFIT)
-def test_what_does_not_fit_a_signature_is_an_error_where_it_is_read(spec: Any, value: Any) -> None:
+def test_unfitting_value_raises_at_read(spec: Any, value: Any) -> None:
     for dataset in sources(spec, value):
         with pytest.raises(InvalidArgumentError, match="does not fit its output_signature"):
             next(iter(dataset))
 
 
-def test_an_element_that_does_not_fit_costs_itself() -> None:
+def test_unfitting_element_costs_only_itself() -> None:
     dataset = Dataset.range(4).map(
         lambda x: x if x != 2 else 0.5, output_signature=TensorSpec((), np.int64)
     )

@@ -47,17 +47,17 @@ def counts(dataset: Dataset) -> list[int]:
     ],
     ids=lambda value: value.op.one_line() if isinstance(value, Dataset) else None,
 )
-def test_each_source_has_a_provider(dataset: Dataset, wanted: list[int]) -> None:
+def test_source_has_split_provider(dataset: Dataset, wanted: list[int]) -> None:
     assert counts(dataset) == wanted
 
 
-def test_providers_come_from_a_description_whose_functions_nobody_unpickles() -> None:
+def test_split_providers_unpickle_nothing() -> None:
     text = Dataset.range(9).map(lambda x: x + 1).serialize()
     blob = text.split('"pickle":"')[1].split('"')[0]
     assert counts(deserialize(text.replace(blob, "AAAA"))) == [9]
 
 
-def test_a_generator_cannot_be_dealt_out() -> None:
+def test_generator_has_no_splits() -> None:
     with pytest.raises(UnimplementedError, match="Splitting is not implemented for from_generator"):
         split_providers(Dataset.from_generator(lambda: [1]).map(abs))
 
@@ -72,7 +72,7 @@ def test_a_generator_cannot_be_dealt_out() -> None:
     ],
     ids=lambda dataset: str(dataset.op.name),
 )
-def test_two_that_share_the_splits_read_the_whole_once(dataset: Dataset) -> None:
+def test_shared_splits_cover_dataset_once(dataset: Dataset) -> None:
     providers = split_providers(dataset)
     iterators = [
         open_split(dataset, lambda source, repetition: providers[source].next(repetition))
@@ -91,14 +91,14 @@ def test_two_that_share_the_splits_read_the_whole_once(dataset: Dataset) -> None
     assert sorted(found) == sorted(map(int, dataset))
 
 
-def test_a_zip_that_ends_takes_no_split_of_its_longer_input() -> None:
+def test_ended_zip_takes_no_split_of_longer_input() -> None:
     dataset = Dataset.zip(Dataset.range(2), Dataset.range(3))
     (provider,) = split_providers(dataset)
     rows = open_split(dataset, lambda source, repetition: provider.next(repetition))
     assert [tuple(map(int, row)) for row in rows] == [(0, 0), (1, 1)]
 
 
-def test_a_repeat_asks_for_the_next_repetition() -> None:
+def test_repeat_requests_next_repetition() -> None:
     asked: list[tuple[int, int]] = []
     dataset = Dataset.zip(Dataset.range(2), Dataset.range(2).map(lambda x: x)).repeat(2)
     providers = split_providers(dataset)
@@ -116,7 +116,7 @@ def test_a_repeat_asks_for_the_next_repetition() -> None:
     assert {repetition for source, repetition in asked if source == 0} == {0, 1}
 
 
-def test_an_earlier_repetition_is_over_and_a_later_one_starts_over() -> None:
+def test_later_repetition_starts_over() -> None:
     provider = SplitProvider(2)
     assert [
         provider.next(0),
@@ -133,14 +133,14 @@ def test_an_earlier_repetition_is_over_and_a_later_one_starts_over() -> None:
     ]
 
 
-def test_only_who_deals_knows_the_place() -> None:
+def test_split_iterator_has_no_state() -> None:
     iterator = open_split(Dataset.range(7), lambda source, repetition: 3)
     assert next(iterator) == 3
     with pytest.raises(UnimplementedError, match="gives out the positions"):
         iterator.state_dict()
 
 
-def test_saved_elements_are_dealt_out_by_files(tmp_path: Path) -> None:
+def test_saved_elements_are_split_by_files(tmp_path: Path) -> None:
     Dataset.range(30).save(str(tmp_path), shard_func=lambda x: x % 4)
     loaded = Dataset.load(str(tmp_path))
     assert counts(loaded) == [4]
@@ -150,14 +150,14 @@ def test_saved_elements_are_dealt_out_by_files(tmp_path: Path) -> None:
     assert counts(by_hand) == [4]
 
 
-def test_a_snapshot_cannot_be_dealt_out(tmp_path: Path) -> None:
+def test_snapshot_has_no_splits(tmp_path: Path) -> None:
     with pytest.raises(
         UnimplementedError, match="Splitting is not implemented for snapshot datasets"
     ):
         split_providers(Dataset.range(3).snapshot(str(tmp_path)).map(abs))
 
 
-def test_a_source_has_its_own_words_for_why_it_cannot_be_dealt_out() -> None:
+def test_source_explains_missing_splits() -> None:
     try:
 
         @operator("elsewhere", OperatorNode)
@@ -175,7 +175,7 @@ def test_a_source_has_its_own_words_for_why_it_cannot_be_dealt_out() -> None:
         OPERATORS.pop("elsewhere")
 
 
-def test_who_could_not_be_asked_is_asked_again() -> None:
+def test_split_request_is_repeated_after_error() -> None:
     answers: list[Any] = [0, UnavailableError(None, None, "away"), 1, None]
 
     def ask(source: int, repetition: int) -> int | None:
@@ -210,7 +210,7 @@ def dealt(dataset: Dataset, workers: int = 3) -> list[list[Any]]:
     return found
 
 
-def test_the_counter_of_enumerate_is_each_workers_own_if_the_data_has_no_end() -> None:
+def test_endless_enumerate_counts_per_worker() -> None:
     providers = split_providers(dataset := Dataset.range(3).repeat().enumerate())
     for _ in range(2):
         iterator = open_split(
@@ -219,7 +219,7 @@ def test_the_counter_of_enumerate_is_each_workers_own_if_the_data_has_no_end() -
         assert [int(next(iterator)[0]) for _ in range(5)] == list(range(5))
 
 
-def test_the_choices_are_each_workers_own() -> None:
+def test_choices_are_per_worker() -> None:
     wanted = [0, 2, 1, 1, 0]
     sources = [Dataset.from_tensors(x).repeat() for x in range(3)]
     found = dealt(
@@ -244,11 +244,11 @@ def test_the_choices_are_each_workers_own() -> None:
     ],
     ids=lambda dataset: str(dataset.op.name),
 )
-def test_workers_together_read_the_whole(dataset: Dataset) -> None:
+def test_workers_read_whole_dataset(dataset: Dataset) -> None:
     assert sorted(x for one in dealt(dataset) for x in one) == sorted(map(int, dataset))
 
 
-def test_the_windows_of_a_group_are_whole() -> None:
+def test_windows_of_group_are_whole() -> None:
     grouped = Dataset.range(12).group_by_window(
         lambda x: x % 2, lambda key, rows: Dataset.zip(rows, Dataset.range(100)), window_size=3
     )
@@ -256,13 +256,13 @@ def test_the_windows_of_a_group_are_whole() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(20, 100), (100, 20)])
-def test_rows_of_unequal_sources_are_as_many_as_the_shorter_has(lengths: tuple[int, int]) -> None:
+def test_rows_end_with_shorter_source(lengths: tuple[int, int]) -> None:
     pairs = Dataset.zip(*map(Dataset.range, lengths))
     assert sum(map(len, dealt(pairs))) == 20
     assert dealt(pairs.repeat(3), 1) == [[[x, x] for x in range(20)] * 3]
 
 
-def test_sources_of_different_rates_and_repeats_meet() -> None:
+def test_sources_of_different_rates_meet() -> None:
     tenth = Dataset.range(100).filter(lambda x: x % 10 == 0)
     assert sum(map(len, dealt(Dataset.zip(Dataset.range(100), tenth)))) == 10
     assert sum(map(len, dealt(Dataset.zip(Dataset.range(50), Dataset.range(10).repeat(10))))) == 50
@@ -281,7 +281,7 @@ def test_sources_of_different_rates_and_repeats_meet() -> None:
         (lambda below: Dataset.zip(below, Dataset.range(9)), [1, 2, 3]),
     ],
 )
-def test_a_position_is_asked_for_when_its_element_is_about_to_be_made(
+def test_position_is_requested_before_its_element(
     build: Callable[[Dataset], Dataset], needed: list[int]
 ) -> None:
     asked = 0

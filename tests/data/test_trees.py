@@ -17,7 +17,7 @@ from zmqdist.data.dataset import deserialize
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
 
 
-def test_reading_a_description_unpickles_nothing() -> None:
+def test_description_is_read_without_unpickling() -> None:
     text = Dataset.range(5).map(lambda x: x * 2).batch(2).serialize()
     blob = text.split('"pickle":"')[1].split('"')[0]
     dataset = deserialize(text.replace(blob, "bm90IGEgcGlja2xl"))  # "not a pickle"
@@ -27,7 +27,7 @@ def test_reading_a_description_unpickles_nothing() -> None:
     assert dataset.fingerprint()
 
 
-def test_a_dataset_that_is_used_twice_stays_one() -> None:
+def test_shared_input_stays_one_node() -> None:
     shuffled = Dataset.range(9).shuffle(9, reshuffle_each_iteration=False)
     back = deserialize(Dataset.zip(shuffled, shuffled).serialize())
     assert len(back.walk()) == 3
@@ -44,7 +44,7 @@ def test_fingerprints_tell_pipelines_apart() -> None:
     )
 
 
-def test_what_cannot_be_pickled_is_told_when_it_is_to_be_sent() -> None:
+def test_unpicklable_function_is_named_at_serialize() -> None:
     lock = threading.Lock()
     dataset = Dataset.range(3).map(lambda x: lock and x)
     assert len(list(dataset)) == 3
@@ -66,12 +66,12 @@ def test_what_cannot_be_pickled_is_told_when_it_is_to_be_sent() -> None:
         '{"version":1,"nodes":[{"op":"batch","args":{"size":2,"drop_remainder":false},"inputs":[7]}]}',
     ],
 )
-def test_what_is_no_description_is_an_error(text: str) -> None:
+def test_wrong_description_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError):
         deserialize(text)
 
 
-def test_rewriting_keeps_what_did_not_change() -> None:
+def test_rewrite_keeps_unchanged_parts() -> None:
     kept = Dataset.range(3).map(abs)
     joined = kept.concatenate(Dataset.range(10, 14)).batch(10)
 
@@ -84,7 +84,7 @@ def test_rewriting_keeps_what_did_not_change() -> None:
     assert [len(x) for x in joined] == [7]
 
 
-def test_a_source_of_one_array_tells_itself_without_all_of_it() -> None:
+def test_array_source_is_explained_briefly() -> None:
     assert (
         Dataset.from_tensor_slices(np.arange(3))
         .explain()
@@ -108,7 +108,7 @@ def test_options_travel() -> None:
     )
 
 
-def test_a_dataset_pickles_and_runs_in_another_process() -> None:
+def test_dataset_pickles_and_runs_elsewhere() -> None:
     dataset = Dataset.from_tensor_slices({"x": np.arange(4)}).map(lambda row: row["x"] + 1).batch(4)
     program = "import pickle, sys; print([x.tolist() for x in pickle.load(sys.stdin.buffer)])"
     done = subprocess.run(
@@ -120,7 +120,7 @@ def test_a_dataset_pickles_and_runs_in_another_process() -> None:
     assert (done.returncode, done.stdout.decode().strip()) == (0, "[[1, 2, 3, 4]]")
 
 
-def test_a_description_is_plain_json_with_arguments_to_read() -> None:
+def test_description_is_plain_json() -> None:
     nodes: Any = json.loads(Dataset.range(7).shuffle(3, seed=5).serialize())["nodes"]
     assert nodes[0] == {
         "op": "range",
@@ -130,7 +130,7 @@ def test_a_description_is_plain_json_with_arguments_to_read() -> None:
     assert (nodes[1]["op"], nodes[1]["args"]["size"], nodes[1]["inputs"]) == ("shuffle", 3, [0])
 
 
-def test_importing_the_pipelines_loads_no_sockets() -> None:
+def test_import_of_data_loads_no_sockets() -> None:
     program = "import sys, zmqdist.data; zmqdist.data.Dataset; print('zmq' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=50

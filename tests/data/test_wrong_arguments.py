@@ -49,7 +49,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_argument_of_the_wrong_kind_is_named(case: str) -> None:
+def test_argument_of_wrong_kind_is_named(case: str) -> None:
     use, text = CASES[case]
     with pytest.raises(TypeError, match=text):
         use()

@@ -95,9 +95,7 @@ def workers_among(pids: Iterable[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("end", ["normal end", "kill -9"])
-def test_on_hosts_of_ssh_the_size_changes_within_the_slots_and_nothing_is_left(
-    tmp_path: Path, end: str
-) -> None:
+def test_ssh_cluster_scales_within_slots(tmp_path: Path, end: str) -> None:
     (tmp_path / "ssh").mkdir()
     with SshNetwork(tmp_path / "ssh", *HOSTS) as net:
         file = f"{ON_SSH}  options: {net.options}\nprogram: python program.py\n"
@@ -151,9 +149,7 @@ def test_on_hosts_of_ssh_the_size_changes_within_the_slots_and_nothing_is_left(
 
 
 @pytest.mark.parametrize("end", ["normal end", "scancel"])
-def test_in_a_job_of_slurm_the_size_changes_within_the_allocation_and_nothing_is_left(
-    tmp_path: Path, end: str
-) -> None:
+def test_slurm_job_scales_within_allocation(tmp_path: Path, end: str) -> None:
     with SlurmCluster(*NODES) as slurm:
         commands = Commands(slurm, tmp_path)
         try:
@@ -212,7 +208,7 @@ def test_in_a_job_of_slurm_the_size_changes_within_the_allocation_and_nothing_is
             commands.close()
 
 
-def test_in_an_allocation_a_user_at_the_same_host_changes_the_size(tmp_path: Path) -> None:
+def test_user_in_allocation_scales_cluster(tmp_path: Path) -> None:
     with SlurmCluster(*NODES) as slurm:
         commands = Commands(slurm, tmp_path)
         (tmp_path / "temporary").mkdir()

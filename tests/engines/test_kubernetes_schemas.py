@@ -33,13 +33,13 @@ def versions() -> list[str]:
 
 @pytest.mark.parametrize("text", [FULL, TOP + JOBS + IMAGE])
 @pytest.mark.parametrize("version", versions())
-def test_the_manifests_fit_the_schemas(tmp_path: Path, text: str, version: str) -> None:
+def test_manifests_fit_schemas(tmp_path: Path, text: str, version: str) -> None:
     (tmp_path / "cluster.yaml").write_text(text)
     for each in documents(render(ClusterConfig.load(tmp_path / "cluster.yaml", "kubernetes"))):
         kubernetes_validate.validate(each, version, strict=True)
 
 
-def test_a_key_that_there_is_not_is_noticed() -> None:
+def test_unknown_key_is_noticed() -> None:
     service = {
         "apiVersion": "v1",
         "kind": "Service",

@@ -252,7 +252,7 @@ def learns_the_digits(launcher: Launcher) -> None:
 
 
 @pytest.mark.parametrize("an_actor_is_killed", [False, True])
-def test_the_example_learns_the_digits(
+def test_example_learns_digits(
     ray: Ray, tmp_path: Path, start: Callable[..., Launcher], an_actor_is_killed: bool
 ) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
@@ -285,7 +285,7 @@ def conformance(ray: Ray, folder: Path, *arguments: str) -> subprocess.Popen[str
 
 
 @pytest.mark.timeout(300)
-def test_it_keeps_the_promises_of_launchers(ray: Ray, tmp_path: Path) -> None:
+def test_launcher_keeps_promises(ray: Ray, tmp_path: Path) -> None:
     process = conformance(ray, tmp_path)
     try:
         text, _ = process.communicate(timeout=240)
@@ -296,7 +296,7 @@ def test_it_keeps_the_promises_of_launchers(ray: Ray, tmp_path: Path) -> None:
     eventually(lambda: not ray.roles(), "roles and agents end")
 
 
-def test_roles_end_when_their_launcher_is_killed(ray: Ray, tmp_path: Path) -> None:
+def test_roles_end_with_killed_launcher(ray: Ray, tmp_path: Path) -> None:
     with conformance(ray, tmp_path, "KILLED") as process:
         assert process.stdout is not None
         assert next(line for line in process.stdout if line.startswith("pids "))
@@ -305,7 +305,7 @@ def test_roles_end_when_their_launcher_is_killed(ray: Ray, tmp_path: Path) -> No
     ray.has_nothing_left()
 
 
-def test_the_slots_of_an_actor_share_its_cpus(
+def test_slots_of_actor_share_cpus(
     ray: Ray, tmp_path: Path, start: Callable[..., Launcher]
 ) -> None:
     (tmp_path / "program.py").write_text(textwrap.dedent(THREADS))
@@ -317,14 +317,14 @@ def test_the_slots_of_an_actor_share_its_cpus(
     assert "threads: 2" in launcher.lines
 
 
-def test_a_program_that_ends_leaves_nothing(ray: Ray, launch: Launcher, tmp_path: Path) -> None:
+def test_ended_program_leaves_nothing(ray: Ray, launch: Launcher, tmp_path: Path) -> None:
     (tmp_path / "end").touch()
     assert launch.ends() == 0, "\n".join(launch.lines)
     ray.has_nothing_left()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_launcher_that_is_ended_leaves_nothing(ray: Ray, launch: Launcher, number: int) -> None:
+def test_ended_launcher_leaves_nothing(ray: Ray, launch: Launcher, number: int) -> None:
     if number == signal.SIGINT:
         os.killpg(launch.process.pid, number)
     else:
@@ -336,14 +336,14 @@ def test_a_launcher_that_is_ended_leaves_nothing(ray: Ray, launch: Launcher, num
     ray.has_nothing_left()
 
 
-def test_the_roles_of_an_actor_end_with_it(ray: Ray, launch: Launcher) -> None:
+def test_roles_of_actor_end_with_actor(ray: Ray, launch: Launcher) -> None:
     os.kill(ray.actor_of("worker:0"), signal.SIGKILL)
     eventually(lambda: "worker:0" not in ray.roles(), "worker:0 ends with its actor")
     launch.saw("[worker-0@ray-worker-0] ended (killed by SIGKILL)")
     assert "worker:1" in ray.roles()
 
 
-def test_an_actor_for_which_there_is_no_place_is_one_sentence(
+def test_actor_without_resources_is_one_sentence(
     ray: Ray, tmp_path: Path, start: Callable[..., Launcher]
 ) -> None:
     (tmp_path / "program.py").touch()

@@ -203,7 +203,7 @@ class Commands:
         eventually(lambda: not self.slurm.jobs(), "no job is left", 60.0)
 
 
-def test_the_digits_job_on_two_nodes_learns_the_digits(commands: Commands) -> None:
+def test_job_on_two_nodes_learns_digits(commands: Commands) -> None:
     (commands.folder / "cluster.yaml").write_text(
         FILE.format(program=f"python {ROOT}/examples/digits.py", more="").replace(
             "ps: {count: 1}", "ps: {count: 2}"
@@ -215,7 +215,7 @@ def test_the_digits_job_on_two_nodes_learns_the_digits(commands: Commands) -> No
     commands.left_nothing()
 
 
-def test_functions_run_on_both_nodes_and_each_resolver_finds_the_cluster(
+def test_functions_run_on_both_nodes(
     commands: Commands,
 ) -> None:
     command = commands.run("launch", commands.file(HOSTS), "--on", "slurm", "--", "an argument")
@@ -224,7 +224,7 @@ def test_functions_run_on_both_nodes_and_each_resolver_finds_the_cluster(
     commands.left_nothing()
 
 
-def test_in_an_allocation_it_submits_no_job(commands: Commands) -> None:
+def test_launcher_in_allocation_submits_no_job(commands: Commands) -> None:
     name = commands.file(HOSTS)
     process = commands.slurm.start(
         [
@@ -249,7 +249,7 @@ def test_in_an_allocation_it_submits_no_job(commands: Commands) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_it_keeps_the_promises_of_launchers(commands: Commands) -> None:
+def test_launcher_keeps_promises(commands: Commands) -> None:
     """Each check of tests/launch/conformance.py, in an allocation."""
     name = commands.file(HOSTS)
     process = commands.slurm.start(
@@ -268,7 +268,7 @@ def test_it_keeps_the_promises_of_launchers(commands: Commands) -> None:
     commands.left_nothing(folders=False)
 
 
-def test_a_detached_job_is_attached_to_later(commands: Commands) -> None:
+def test_detached_job_is_attached_later(commands: Commands) -> None:
     detached = commands.run("launch", commands.file(HOSTS), "--detach")
     assert detached.ends() == 0
     number = detached.text
@@ -281,7 +281,7 @@ def test_a_detached_job_is_attached_to_later(commands: Commands) -> None:
     assert "functions ran on n1 n2 and the program on n1" in again.lines
 
 
-def test_ctrl_c_cancels_the_job_after_saying_so(commands: Commands) -> None:
+def test_ctrl_c_cancels_job_with_message(commands: Commands) -> None:
     command = commands.run("launch", commands.file(BUSY))
     command.saw("a function runs")
     command.process.send_signal(signal.SIGINT)
@@ -293,7 +293,7 @@ def test_ctrl_c_cancels_the_job_after_saying_so(commands: Commands) -> None:
     commands.left_nothing()
 
 
-def test_a_job_outlives_the_command_that_was_killed(commands: Commands) -> None:
+def test_job_outlives_killed_command(commands: Commands) -> None:
     command = commands.run("launch", commands.file(BUSY))
     command.saw("a function runs")
     number = commands.job(command)
@@ -306,7 +306,7 @@ def test_a_job_outlives_the_command_that_was_killed(commands: Commands) -> None:
     commands.left_nothing()
 
 
-def test_no_secret_is_in_an_argument_a_variable_or_a_file_of_others(commands: Commands) -> None:
+def test_secrets_stay_out_of_arguments_and_files(commands: Commands) -> None:
     command = commands.run("launch", commands.file(BUSY))
     command.saw("a function runs")
     for name in NODES:
@@ -330,7 +330,7 @@ def test_no_secret_is_in_an_argument_a_variable_or_a_file_of_others(commands: Co
 
 
 @pytest.mark.timeout(600)
-def test_scancel_leaves_nothing_round_after_round(commands: Commands) -> None:
+def test_scancel_leaves_nothing_in_any_round(commands: Commands) -> None:
     name = commands.file(BUSY)
     for _ in range(CANCEL_ROUNDS):
         command = commands.run("launch", name)
@@ -342,7 +342,7 @@ def test_scancel_leaves_nothing_round_after_round(commands: Commands) -> None:
         commands.left_nothing()
 
 
-def test_kill_9_of_the_launcher_in_the_job_leaves_nothing(commands: Commands) -> None:
+def test_kill_9_of_launcher_leaves_nothing(commands: Commands) -> None:
     command = commands.run("launch", commands.file(BUSY))
     command.saw("a function runs")
     (launcher,) = commands.slurm.find("n1", " launch ")
@@ -351,7 +351,7 @@ def test_kill_9_of_the_launcher_in_the_job_leaves_nothing(commands: Commands) ->
     commands.left_nothing(folders=False)
 
 
-def test_a_partition_that_does_not_exist_is_one_sentence(commands: Commands) -> None:
+def test_unknown_partition_is_one_sentence(commands: Commands) -> None:
     command = commands.run("launch", commands.file(HOSTS, ", partition: nope"))
     assert command.ends() == 2
     assert command.text == (
@@ -361,14 +361,14 @@ def test_a_partition_that_does_not_exist_is_one_sentence(commands: Commands) -> 
     )
 
 
-def test_more_nodes_than_there_are_is_one_sentence(commands: Commands) -> None:
+def test_too_many_nodes_are_one_sentence(commands: Commands) -> None:
     command = commands.run("launch", commands.file(HOSTS, ", extra: [--nodes=9]"))
     assert command.ends() == 2
     assert "Slurm cannot start job" in command.lines[-1]
     assert "too few nodes" in command.lines[-1]
 
 
-def test_the_signal_before_the_time_limit_lets_the_program_end(commands: Commands) -> None:
+def test_signal_before_time_limit_lets_program_end(commands: Commands) -> None:
     command = commands.run(
         "launch", commands.file(TOLD, ", time: '1', extra: ['--signal=B:TERM@20']")
     )
@@ -377,7 +377,7 @@ def test_the_signal_before_the_time_limit_lets_the_program_end(commands: Command
     commands.left_nothing()
 
 
-def test_preemption_lets_the_program_end(commands: Commands) -> None:
+def test_preemption_lets_program_end(commands: Commands) -> None:
     command = commands.run("launch", commands.file(TOLD, ", extra: [--exclusive]"))
     command.saw("it runs")
     # Look for the nodes of a job that waits, because a job that ends between two looks of its
@@ -398,7 +398,7 @@ def test_preemption_lets_the_program_end(commands: Commands) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_job_that_ignores_its_time_limit_is_ended_with_a_sentence(commands: Commands) -> None:
+def test_job_beyond_time_limit_ends_with_sentence(commands: Commands) -> None:
     command = commands.run("launch", commands.file(BUSY, ", time: '1'"))
     assert command.ends() == 143, command.text  # of the program, by SIGTERM
     assert (
@@ -409,7 +409,7 @@ def test_a_job_that_ignores_its_time_limit_is_ended_with_a_sentence(commands: Co
 
 
 @pytest.mark.timeout(300)
-def test_work_of_a_node_that_is_lost_runs_on_the_other(tmp_path: Path) -> None:
+def test_work_of_lost_node_runs_on_other(tmp_path: Path) -> None:
     with SlurmCluster(*NODES) as own:
         commands = Commands(own, tmp_path)
         try:

@@ -111,16 +111,14 @@ def trained(job: Launched, within_s: float = 200.0) -> None:
 # -- the main job ----------------------------------------------------------------------------------
 
 
-def test_the_digits_are_learned_on_three_hosts(shared: SshNetwork, launch: Launcher) -> None:
+def test_digits_on_three_hosts(shared: SshNetwork, launch: Launcher) -> None:
     job = launch(shared, file=digits(shared))
     trained(job)
     job.left_nothing()
     nothing_is_left(shared)
 
 
-def test_the_digits_are_learned_with_a_worker_host_cut_off_for_20_s(
-    net: SshNetwork, launch: Launcher
-) -> None:
+def test_digits_with_host_cut_off_for_20_s(net: SshNetwork, launch: Launcher) -> None:
     # the weights of ps:0 take 35 s, so the job takes longer than the cut
     net["c"].shape(rate_mbit=1)
     job = launch(net, file=digits(net))
@@ -136,9 +134,7 @@ def test_the_digits_are_learned_with_a_worker_host_cut_off_for_20_s(
     nothing_is_left(net)
 
 
-def test_the_digits_are_learned_though_a_whole_host_is_killed(
-    net: SshNetwork, launch: Launcher
-) -> None:
+def test_digits_with_killed_host(net: SshNetwork, launch: Launcher) -> None:
     net["c"].shape(rate_mbit=2)  # the job takes longer than the loss is noticed
     job = launch(net, file=digits(net, DEAD_SOON))
     job.saw("epoch  2/30", 60)
@@ -151,7 +147,7 @@ def test_the_digits_are_learned_though_a_whole_host_is_killed(
     nothing_is_left(net, hosts=("a", "c"))
 
 
-def test_the_page_runs_as_it_is_written(tmp_path: Path, launch: Launcher) -> None:
+def test_page_runs_as_written(tmp_path: Path, launch: Launcher) -> None:
     """Each command that is printed for the laptop, on hosts that do not share its folder, writes
     what is printed below it."""
     page = (ROOT / "docs" / "launch_ssh.md").read_text()
@@ -210,7 +206,7 @@ def conformance(network: SshNetwork, folder: Path, *arguments: str) -> subproces
     )
 
 
-def test_the_launcher_keeps_its_promises(shared: SshNetwork, tmp_path: Path) -> None:
+def test_launcher_keeps_promises(shared: SshNetwork, tmp_path: Path) -> None:
     process = conformance(shared, tmp_path)
     text, _ = process.communicate(timeout=200)
     assert process.returncode == 0, text
@@ -218,7 +214,7 @@ def test_the_launcher_keeps_its_promises(shared: SshNetwork, tmp_path: Path) -> 
     nothing_is_left(shared)
 
 
-def test_roles_end_when_their_launcher_is_killed(shared: SshNetwork, tmp_path: Path) -> None:
+def test_roles_end_with_killed_launcher(shared: SshNetwork, tmp_path: Path) -> None:
     process = conformance(shared, tmp_path, "KILLED")
     assert process.stdout is not None
     assert next(line for line in process.stdout if line.startswith("pids "))
@@ -229,7 +225,7 @@ def test_roles_end_when_their_launcher_is_killed(shared: SshNetwork, tmp_path: P
 
 
 @pytest.mark.parametrize("how", ["normal end", "Ctrl-C", "kill -9", "SIGTERM"])
-def test_nothing_is_left_on_any_host(shared: SshNetwork, launch: Launcher, how: str) -> None:
+def test_hosts_are_left_clean(shared: SshNetwork, launch: Launcher, how: str) -> None:
     program = "from zmqdist.coordinator import ClusterCoordinator as C\nwith C() as c: print(c.schedule(sum, ([1, 2],)).get())"
     file = on_hosts(shared, FILE.replace("{count: 2}", "{count: 3}\n  ps: {count: 3}"))
     job = launch(shared, program if how == "normal end" else BUSY, file=file)
@@ -244,9 +240,7 @@ def test_nothing_is_left_on_any_host(shared: SshNetwork, launch: Launcher, how: 
     nothing_is_left(shared)
 
 
-def test_a_host_that_is_cut_off_at_the_end_cleans_up_by_itself(
-    net: SshNetwork, launch: Launcher
-) -> None:
+def test_cut_off_host_cleans_up_by_itself(net: SshNetwork, launch: Launcher) -> None:
     file = FILE.replace("{count: 2}", "{count: 3, orphan_limit_s: 5}\n  ps: {count: 3}")
     job = launch(net, BUSY, file=on_hosts(net, file), grace_s=2.0)
     job.saw("a function runs", 60)
@@ -276,7 +270,7 @@ ARRAYS = """
 """
 
 
-def test_no_memory_is_shared_by_two_hosts(shared: SshNetwork, launch: Launcher) -> None:
+def test_memory_is_not_shared_by_hosts(shared: SshNetwork, launch: Launcher) -> None:
     job = launch(shared, ARRAYS, file=on_hosts(shared, FILE.replace("{count: 2}", "{count: 6}")))
     job.saw("all there", 100)
     mapped = {name: shared_memory(shared[name]) for name in ("head", *HOSTS)}
@@ -341,7 +335,7 @@ sys.exit(main(["launch", sys.argv[1], "--grace", sys.argv[2]]))
 """
 
 
-def test_a_host_that_is_not_known(shared: SshNetwork, launch: Launcher) -> None:
+def test_unknown_host(shared: SshNetwork, launch: Launcher) -> None:
     line = refused(shared, launch, "nowhere-at-all")
     assert line.startswith(
         "zmqdist launch: nowhere-at-all: its name is not known: check the name, or add `Host "
@@ -349,7 +343,7 @@ def test_a_host_that_is_not_known(shared: SshNetwork, launch: Launcher) -> None:
     )
 
 
-def test_a_host_that_refuses_the_key(shared: SshNetwork, launch: Launcher) -> None:
+def test_host_that_refuses_key(shared: SshNetwork, launch: Launcher) -> None:
     shared.make_key("other_key")
     options = [
         *shared.options,
@@ -370,9 +364,7 @@ def test_a_host_that_refuses_the_key(shared: SshNetwork, launch: Launcher) -> No
 
 
 @pytest.mark.parametrize("what", ["not known", "changed"])
-def test_a_host_whose_key_is_not_the_expected_one(
-    shared: SshNetwork, launch: Launcher, what: str
-) -> None:
+def test_host_with_unexpected_key(shared: SshNetwork, launch: Launcher, what: str) -> None:
     known = shared.folder / f"known_hosts_{what.replace(' ', '_')}"
     known.write_text("")
     if what == "changed":
@@ -387,7 +379,7 @@ def test_a_host_whose_key_is_not_the_expected_one(
     assert ("ssh-keygen -R a" in line) == (what == "changed")
 
 
-def test_a_host_without_an_sshd(shared: SshNetwork, launch: Launcher) -> None:
+def test_host_without_sshd(shared: SshNetwork, launch: Launcher) -> None:
     line = refused(shared, launch, "head")
     assert (
         line
@@ -396,7 +388,7 @@ def test_a_host_without_an_sshd(shared: SshNetwork, launch: Launcher) -> None:
     )
 
 
-def test_a_host_that_does_not_answer(net: SshNetwork, launch: Launcher) -> None:
+def test_host_without_answer(net: SshNetwork, launch: Launcher) -> None:
     net["b"].cut()
     line = refused(net, launch, "a, b", options=["-o", "ConnectTimeout=2", *net.options])
     assert line.startswith(
@@ -405,7 +397,7 @@ def test_a_host_that_does_not_answer(net: SshNetwork, launch: Launcher) -> None:
     nothing_is_left(net)
 
 
-def test_a_host_without_that_python(shared: SshNetwork, launch: Launcher) -> None:
+def test_host_without_python(shared: SshNetwork, launch: Launcher) -> None:
     line = refused(shared, launch, python="/opt/nowhere/python")
     assert line == (
         "zmqdist launch: a: there is no /opt/nowhere/python there: name the Python of that host "
@@ -413,7 +405,7 @@ def test_a_host_without_that_python(shared: SshNetwork, launch: Launcher) -> Non
     )
 
 
-def test_a_host_with_another_python(shared: SshNetwork, launch: Launcher, tmp_path: Path) -> None:
+def test_host_with_other_python(shared: SshNetwork, launch: Launcher, tmp_path: Path) -> None:
     python = python_that(
         tmp_path, "python", "sys.version = sys.version.replace(sys.version.split()[0], '3.9.2')"
     )
@@ -425,7 +417,7 @@ def test_a_host_with_another_python(shared: SshNetwork, launch: Launcher, tmp_pa
     ), line
 
 
-def test_a_host_without_zmqdist(shared: SshNetwork, launch: Launcher) -> None:
+def test_host_without_zmqdist(shared: SshNetwork, launch: Launcher) -> None:
     python = shutil.which("python3", path="/usr/bin")
     if (
         python is None
@@ -441,7 +433,7 @@ def test_a_host_without_zmqdist(shared: SshNetwork, launch: Launcher) -> None:
     )
 
 
-def test_a_host_with_another_zmqdist(shared: SshNetwork, launch: Launcher, tmp_path: Path) -> None:
+def test_host_with_other_zmqdist(shared: SshNetwork, launch: Launcher, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(
         ROOT / "zmqdist", other / "zmqdist", ignore=shutil.ignore_patterns("__pycache__")
@@ -456,7 +448,7 @@ def test_a_host_with_another_zmqdist(shared: SshNetwork, launch: Launcher, tmp_p
     )
 
 
-def test_a_host_with_no_folder_that_can_be_written(net: SshNetwork, launch: Launcher) -> None:
+def test_host_without_writable_folder(net: SshNetwork, launch: Launcher) -> None:
     for folder in ("/dev/shm", "/tmp", "/var/tmp", "/root"):
         net["a"].tool("mount", "--bind", folder, folder)
         net["a"].tool("mount", "-o", "remount,bind,ro", folder)
@@ -465,7 +457,7 @@ def test_a_host_with_no_folder_that_can_be_written(net: SshNetwork, launch: Laun
     assert line.endswith("make one writable, or set TMPDIR there"), line
 
 
-def test_a_host_whose_clock_is_ten_minutes_off_is_a_warning(
+def test_host_with_wrong_clock_is_warning(
     shared: SshNetwork, launch: Launcher, tmp_path: Path
 ) -> None:
     python = python_that(
@@ -482,7 +474,7 @@ def test_a_host_whose_clock_is_ten_minutes_off_is_a_warning(
     assert "it runs" in job.lines
 
 
-def test_the_doctor_looks_at_each_host(shared: SshNetwork, tmp_path: Path) -> None:
+def test_doctor_looks_at_each_host(shared: SshNetwork, tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(on_hosts(shared, FILE, "a, {host: b, slots: 2}, nowhere-at-all"))
     command = [sys.executable, "-m", "zmqdist_cli", "doctor", str(file)]

@@ -262,7 +262,7 @@ def read_theirs(dataset: Any) -> list[Any] | None:
 
 
 @pytest.mark.parametrize("part", range(10))
-def test_pipelines_are_those_of_tf_data(part: int) -> None:
+def test_pipelines_equal_tf_data(part: int) -> None:
     share = PIPELINES // 10
     for seed in range(part * share, (part + 1) * share):
         draw = Draw(seed)

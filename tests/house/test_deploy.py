@@ -33,7 +33,7 @@ def parsed(words: list[str]) -> dict[str, Any]:
     return command.make_context(words[1], list(words[2:])).params
 
 
-def test_a_wrong_option_is_noticed() -> None:
+def test_wrong_option_is_noticed() -> None:
     assert parsed(["zmqdist", "worker", "--slots", "2"])["slots"] == 2
     with pytest.raises(click.UsageError):
         parsed(["zmqdist", "worker", "--slotts", "2"])
@@ -47,7 +47,7 @@ def compose() -> dict[str, Any]:
     return made
 
 
-def test_compose_has_a_dispatcher_two_workers_and_a_ps_with_the_keys_of_their_roles() -> None:
+def test_compose_services_have_keys_of_roles() -> None:
     services = compose()["services"]
     assert list(services) == ["dispatcher", "worker-0", "worker-1", "ps-0", "program"]
     for name, service in services.items():
@@ -60,7 +60,7 @@ def test_compose_has_a_dispatcher_two_workers_and_a_ps_with_the_keys_of_their_ro
         assert service["cap_drop"] == ["ALL"]
 
 
-def test_the_commands_of_compose_are_ours_and_fit_together() -> None:
+def test_compose_commands_fit_together() -> None:
     services = compose()["services"]
     dispatcher = parsed(services["dispatcher"]["command"])
     assert (
@@ -74,9 +74,7 @@ def test_the_commands_of_compose_are_ours_and_fit_together() -> None:
     assert (ps["spec"], ps["job"], ps["index"]) == ('{"ps": ["ps-0:5052"]}', "ps", 0)
 
 
-def test_the_program_of_compose_finds_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compose_program_finds_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from zmqdist.cluster import ClusterConfig
 
     (tmp_path / "cluster.yaml").write_text(compose()["configs"]["cluster"]["content"])
@@ -105,7 +103,7 @@ def instructions() -> list[tuple[str, str]]:
     ]
 
 
-def test_the_image_copies_what_is_there_and_lets_it_into_the_build() -> None:
+def test_image_copies_existing_files() -> None:
     let_in = {
         line[1:]
         for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
@@ -119,7 +117,7 @@ def test_the_image_copies_what_is_there_and_lets_it_into_the_build() -> None:
     assert all((ROOT / each).exists() for each in copied)
 
 
-def test_the_image_runs_as_the_user_of_the_manifests_and_not_as_root() -> None:
+def test_image_runs_as_user_of_manifests() -> None:
     from zmqdist.cluster.launcher_sections import KubernetesConfig
 
     last = [rest for name, rest in instructions() if name == "USER"][-1]
@@ -138,7 +136,7 @@ def unit(path: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
-def test_a_unit_runs_a_command_of_ours_with_the_keys_of_its_role(path: Path) -> None:
+def test_unit_runs_command_with_keys_of_role(path: Path) -> None:
     settings = unit(path)
     (start,) = [value for key, value in settings if key == "ExecStart"]
     role = re.findall(r"zmqdist-(\w+)", path.name)[0]
@@ -163,7 +161,7 @@ def test_a_unit_runs_a_command_of_ours_with_the_keys_of_its_role(path: Path) -> 
     shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze on this machine"
 )
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
-def test_systemd_takes_a_unit_and_finds_it_hardened(path: Path, tmp_path: Path) -> None:
+def test_unit_is_valid_and_hardened(path: Path, tmp_path: Path) -> None:
     script = Path(sys.executable).parent / "zmqdist"
     text = path.read_text().replace("/opt/zmqdist/bin/zmqdist", str(script))
     file = tmp_path / path.name.replace("@.", "@0.")

@@ -24,7 +24,7 @@ def digits(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("digits")
 
 
-def test_the_gradient_is_the_slope_of_the_loss(digits: ModuleType) -> None:
+def test_gradient_is_slope_of_loss(digits: ModuleType) -> None:
     rng = np.random.default_rng(1)
     images, labels = rng.integers(0, 17, (5, 64)), rng.integers(0, 10, 5)
     weights = [rng.normal(0, 0.3, size) for size in [(64, 6), (6,), (6, 10), (10,)]]
@@ -39,7 +39,7 @@ def test_the_gradient_is_the_slope_of_the_loss(digits: ModuleType) -> None:
             assert (above - loss) / step == pytest.approx(gradient[at], rel=1e-3, abs=1e-4)
 
 
-def test_a_later_run_goes_on_where_an_earlier_one_was_stopped(
+def test_later_run_continues_stopped_run(
     digits: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -68,7 +68,7 @@ def test_a_later_run_goes_on_where_an_earlier_one_was_stopped(
     assert [text for _, text in told] == [f"{value:.3f}" for value in curve[:, 1]]
 
 
-def test_without_matplotlib_it_says_so_in_one_line(
+def test_missing_matplotlib_is_one_line(
     digits: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -106,7 +106,7 @@ def count(end: int) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
-def test_examples_of_docstrings_print_what_they_say(name: str, names: dict[str, Any]) -> None:
+def test_docstring_examples_print_as_stated(name: str, names: dict[str, Any]) -> None:
     if "import pyarrow" in EXAMPLES[name]:
         pytest.importorskip("pyarrow")
     case = doctest.DocTestParser().get_doctest(EXAMPLES[name], dict(names), name, None, 0)
@@ -116,7 +116,7 @@ def test_examples_of_docstrings_print_what_they_say(name: str, names: dict[str, 
     assert not runner.failures, "".join(output)
 
 
-def test_each_public_callable_has_an_example() -> None:
+def test_public_callables_have_examples() -> None:
     """A module and an exception need none: a program calls neither."""
     callables = {
         name: value

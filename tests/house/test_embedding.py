@@ -23,7 +23,7 @@ def embedding() -> ModuleType:
     return module
 
 
-def test_the_gradient_is_the_slope_of_the_summed_loss(embedding: ModuleType) -> None:
+def test_gradient_is_slope_of_summed_loss(embedding: ModuleType) -> None:
     rng = np.random.default_rng(1)
     people, things = rng.normal(size=(2, 5, 3))
     clicks = rng.integers(0, 2, 5)

@@ -45,7 +45,7 @@ def run_cell(source: str, names: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
-def test_an_example_is_short_and_on_its_page(program: Path) -> None:
+def test_example_is_short_and_on_page(program: Path) -> None:
     assert lines_of(program) <= LINES_MAX
     assert f"]({program.name})" in PAGE
 
@@ -63,12 +63,12 @@ def test_an_example_is_short_and_on_its_page(program: Path) -> None:
         ("a", "ab", False),
     ],
 )
-def test_what_a_page_shows_is_compared_line_by_line(shown: str, printed: str, same: bool) -> None:
+def test_page_output_is_compared_by_line(shown: str, printed: str, same: bool) -> None:
     assert is_shown(shown, printed) is same
 
 
 @pytest.mark.timeout(120)
-def test_the_cells_of_the_notebook_show_what_they_have_saved() -> None:
+def test_notebook_cells_show_saved_output() -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     for cell in json.loads((EXAMPLES / "notebook.ipynb").read_text())["cells"]:
         if cell["cell_type"] == "code":

@@ -37,13 +37,13 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "name", "value", "wanted"), CASES)
-def test_a_field_of_another_type_is_refused(kind: type, name: str, value: Any, wanted: str) -> None:
+def test_field_of_other_type_is_refused(kind: type, name: str, value: Any, wanted: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         kind(**{**NEEDED.get(kind, {}), name: value})
     assert str(caught.value).startswith(f"{name} is {value!r}, wants ")
 
 
-def test_numbers_of_numpy_and_paths_are_accepted() -> None:
+def test_numpy_numbers_and_paths_are_accepted() -> None:
     config = DispatcherConfig(port=np.int64(5050), lease_s=np.float32(3.0), work_dir=Path("/tmp"))  # type: ignore[arg-type]
     assert (config.port, config.lease_s) == (5050, 3.0)
     assert DispatcherConfig(lease_s=3).lease_s == 3

@@ -57,7 +57,7 @@ def _name(node: ast.AST) -> str:
     )
 
 
-def test_no_finalizer_waits() -> None:
+def test_finalizers_never_wait() -> None:
     found = {
         str(path.relative_to(PACKAGE)): waits(path.read_text())
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -79,5 +79,5 @@ def test_no_finalizer_waits() -> None:
         ("self._loop.stop()", [3]),
     ],
 )
-def test_the_check_sees_a_wait(body: str, lines: list[int]) -> None:
+def test_check_sees_wait(body: str, lines: list[int]) -> None:
     assert waits(f"class A:\n    def __del__(self):\n        {body}\n") == lines

@@ -36,7 +36,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_page_is_what_the_generator_makes(name: str) -> None:
+def test_page_equals_generator_output(name: str) -> None:
     current = (DOCS / name).read_text()
     assert current == PAGES[name].page(current), (
         f"run: python docs/{Path(PAGES[name].__file__ or '').name}"
@@ -44,14 +44,12 @@ def test_the_page_is_what_the_generator_makes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_without_the_mark_is_refused_and_not_overwritten(name: str) -> None:
+def test_page_without_mark_is_not_overwritten(name: str) -> None:
     with pytest.raises(SystemExit, match="has lost the line"):
         PAGES[name].page("# A page\n")
 
 
-def test_every_message_is_on_the_page_under_its_sender_and_receiver_with_its_fields_and_meaning() -> (
-    None
-):
+def test_page_lists_every_message() -> None:
     sections = PAGES["protocol.md"].every_message().split("### ")[1:]
     items = {}
     for section in sections:
@@ -67,7 +65,7 @@ def test_every_message_is_on_the_page_under_its_sender_and_receiver_with_its_fie
     }
 
 
-def test_a_meaning_that_wraps_is_on_the_page_to_its_last_word(
+def test_wrapped_meaning_is_complete_on_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wrapped = "The client ends a call and the server\n    frees its arguments.\n\n    Another paragraph.\n    "
@@ -78,11 +76,11 @@ def test_a_meaning_that_wraps_is_on_the_page_to_its_last_word(
     )
 
 
-def test_each_module_on_the_page_is_held_to_the_rules_of_machines() -> None:
+def test_machines_on_page_are_checked_machines() -> None:
     assert set(PAGES["machines.md"].modules()) <= set(MACHINES)
 
 
-def test_the_promises_of_each_module_are_numbered_without_a_gap() -> None:
+def test_promises_are_numbered_without_gap() -> None:
     count = 0
     for path in PAGES["machines.md"].modules():
         docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
@@ -92,7 +90,7 @@ def test_the_promises_of_each_module_are_numbered_without_a_gap() -> None:
     assert count > 200
 
 
-def test_each_table_of_transitions_has_a_row_for_each_state() -> None:
+def test_transition_tables_have_row_per_state() -> None:
     count = 0
     for path in PAGES["machines.md"].modules():
         for name, table in PAGES["machines.md"].tables(path).items():
@@ -121,11 +119,11 @@ def test_each_table_of_transitions_has_a_row_for_each_state() -> None:
         ),
     ],
 )
-def test_a_promise_that_goes_on_says_so(promise: str, shown: str) -> None:
+def test_continued_promise_is_marked(promise: str, shown: str) -> None:
     assert PAGES["machines.md"].in_short(promise) == shown
 
 
-def test_every_message_to_a_member_of_the_cluster_is_an_event_of_a_machine() -> None:
+def test_messages_are_events_of_machines() -> None:
     page = (DOCS / "machines.md").read_text()
     roles = ("coordinator", "worker", "dispatcher")
     received = {cls.__name__ for cls in messages.ALL if cls.SENT.split(" -> ")[-1] in roles}

@@ -56,7 +56,7 @@ def run(inner: pytest.Pytester) -> pytest.RunResult:
     return inner.runpytest_subprocess("-p", "no:cacheprovider")
 
 
-def test_a_test_that_leaves_something_behind_fails_and_is_told_what(inner: pytest.Pytester) -> None:
+def test_leftover_fails_its_test(inner: pytest.Pytester) -> None:
     inner.makepyfile(
         "\n".join(
             f"def test_{what}_left():\n    global x, e\n    {leave}\n\ndef "
@@ -72,7 +72,7 @@ def test_a_test_that_leaves_something_behind_fails_and_is_told_what(inner: pytes
         )
 
 
-def test_an_orphan_is_found_after_its_module(inner: pytest.Pytester) -> None:
+def test_orphan_is_found_after_module(inner: pytest.Pytester) -> None:
     """The grandchild belongs to process 1 by then: no list of children has it. While it calls exec
     it has no environment to be seen."""
     inner.makepyfile(
@@ -92,7 +92,7 @@ def test_leaves():
     result.stdout.fnmatch_lines(["*this module left processes behind:*", "*process *: sleep 30*"])
 
 
-def test_tidy_tests_pass_also_those_that_change_a_cluster_of_their_module(
+def test_tidy_tests_pass(
     inner: pytest.Pytester,
 ) -> None:
     inner.makepyfile(

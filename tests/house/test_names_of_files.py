@@ -105,9 +105,7 @@ NAMED: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.mark.parametrize("place", NAMED)
-def test_a_name_that_no_file_can_have_or_that_is_a_pipe_is_refused(
-    place: str, tmp_path: Path
-) -> None:
+def test_impossible_file_name_is_refused(place: str, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.data"
     os.mkfifo(pipe, 0o600)
     nowhere = tmp_path / "nowhere.data"
@@ -134,7 +132,7 @@ INSIDE: dict[str, tuple[Callable[[Path], Path], str, Callable[[Path], Any]]] = {
 
 
 @pytest.mark.parametrize("place", INSIDE)
-def test_a_pipe_in_the_place_of_a_file_of_ours_holds_nobody_up(place: str, tmp_path: Path) -> None:
+def test_pipe_in_place_of_file_blocks_no_process(place: str, tmp_path: Path) -> None:
     make, pattern, read = INSIDE[place]
     folder = make(tmp_path)
     (file,) = folder.glob(pattern)
@@ -240,9 +238,7 @@ def guarded(folder: Path) -> Path:
 
 @pytest.mark.parametrize("number", range(11))
 @pytest.mark.parametrize("place", SAID)
-def test_a_name_that_a_file_says_leads_out_of_no_folder(
-    place: str, number: int, tmp_path: Path
-) -> None:
+def test_names_in_files_stay_in_folder(place: str, number: int, tmp_path: Path) -> None:
     kept = guarded(tmp_path)
     act = SAID[place](tmp_path, traversing(tmp_path)[number])
     assert ends(act) in ("DataLossError", "ValueError", "ConfigError", "InvalidArgumentError")
@@ -250,16 +246,14 @@ def test_a_name_that_a_file_says_leads_out_of_no_folder(
 
 
 @pytest.mark.parametrize("number", range(11))
-def test_any_text_is_the_id_of_a_dataset_and_its_file_stays_in_its_folder(
-    number: int, tmp_path: Path
-) -> None:
+def test_dataset_id_of_any_text_stays_in_folder(number: int, tmp_path: Path) -> None:
     kept = guarded(tmp_path)
     assert ends(put_dataset(tmp_path, traversing(tmp_path)[number])) == "done"
     assert (kept.read_text(), list(kept.parent.iterdir())) == ("mine", [kept])
     assert {path.name for path in tmp_path.iterdir()} == {"outside", "work"}
 
 
-def test_a_link_in_the_place_of_a_new_file_is_not_written_through(tmp_path: Path) -> None:
+def test_symlink_is_not_written_through(tmp_path: Path) -> None:
     """What the dispatcher and `keygen` write goes to a new file, and over a link, never to where it
     leads."""
     kept = guarded(tmp_path)
@@ -279,9 +273,7 @@ def test_a_link_in_the_place_of_a_new_file_is_not_written_through(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["a\0b", "x" * 5000, "y/" * 3000, "pipe"])
-def test_a_dispatcher_that_is_asked_to_save_to_such_a_path_answers_and_serves_on(
-    kind: str, tmp_path: Path
-) -> None:
+def test_dispatcher_survives_impossible_save_path(kind: str, tmp_path: Path) -> None:
     config = service.DispatcherConfig(work_dir=str(tmp_path / "work"), fault_tolerant_mode=True)
     with service.DispatchServer(config) as dispatcher:
         path = tmp_path / "there"

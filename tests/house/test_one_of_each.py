@@ -35,7 +35,7 @@ def public_classes(source: str) -> list[str]:
     ]
 
 
-def test_no_two_modules_have_a_public_class_of_the_same_name() -> None:
+def test_public_class_names_are_unique() -> None:
     owners: dict[str, list[str]] = {}
     for path in SOURCES:
         for name in public_classes(path.read_text()):
@@ -83,13 +83,13 @@ def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
     return [circle for index, circle in enumerate(circles) if circle not in circles[:index]]
 
 
-def test_no_module_imports_itself_through_others() -> None:
+def test_imports_have_no_cycle() -> None:
     files = {dotted(name_of(path)): path for path in SOURCES}
     graph = {name: imports(path.read_text(), set(files)) - {name} for name, path in files.items()}
     assert cycles(graph) == []
 
 
-def test_the_check_of_imports_sees_a_circle() -> None:
+def test_import_check_sees_cycle() -> None:
     known = {"a", "b", "c", "d", "e"}
     graph = {
         "a": imports("def f():\n    import b", known),
@@ -125,7 +125,7 @@ def reaches(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, ast.unparse(node)
 
 
-def test_few_objects_reach_into_the_privates_of_others() -> None:
+def test_private_reaches_are_few() -> None:
     found = [
         (f"{name_of(path)}:{line}", what)
         for path in SOURCES
@@ -144,5 +144,5 @@ def test_few_objects_reach_into_the_privates_of_others() -> None:
         ("os._exit(1)", False),
     ],
 )
-def test_the_check_of_privates_sees_a_reach(source: str, seen: bool) -> None:
+def test_privates_check_sees_reach(source: str, seen: bool) -> None:
     assert bool(list(reaches(source))) is seen

@@ -53,16 +53,14 @@ WRONG: list[tuple[str, Callable[[], Any], str]] = [
 @pytest.mark.parametrize(
     ("call", "wrong", "hint"), WRONG, ids=[f"{row[0]} {row[2][-14:]}" for row in WRONG]
 )
-def test_a_wrong_option_names_the_call_and_the_nearest_option(
-    call: str, wrong: Callable[[], Any], hint: str
-) -> None:
+def test_wrong_option_names_nearest_option(call: str, wrong: Callable[[], Any], hint: str) -> None:
     with pytest.raises(TypeError) as caught:
         wrong()
     assert str(caught.value).startswith(f"{call} has no option ")
     assert hint in str(caught.value)
 
 
-def test_the_signatures_that_help_and_editors_show_are_those_of_the_functions() -> None:
+def test_shown_signatures_are_those_of_functions() -> None:
     assert list(inspect.signature(zd.local_cluster).parameters) == [
         "workers",
         "slots",
@@ -73,6 +71,6 @@ def test_the_signatures_that_help_and_editors_show_are_those_of_the_functions() 
     assert next(iter(inspect.signature(DispatcherConfig).parameters)) == "port"
 
 
-def test_a_config_may_still_be_passed_by_name() -> None:
+def test_config_is_accepted_by_name() -> None:
     with zd.DispatchServer(config=DispatcherConfig(port=0)) as dispatcher:
         assert dispatcher.num_workers == 0

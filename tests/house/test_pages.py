@@ -83,7 +83,7 @@ def told(page: Path) -> list[str]:
     ]
 
 
-def test_the_readme_is_short() -> None:
+def test_readme_is_short() -> None:
     assert (ROOT / "README.md").read_text().count("\n") <= README_LINES_MAX
 
 
@@ -107,7 +107,7 @@ def test_links_lead_somewhere() -> None:
             )
 
 
-def test_the_pages_are_short() -> None:
+def test_pages_are_short() -> None:
     """Before a page grows, it says the rule and the example, and leaves out what is said
     elsewhere.
     """
@@ -115,13 +115,13 @@ def test_the_pages_are_short() -> None:
     assert sum(words.values()) <= DOCS_WORDS_MAX, words
 
 
-def test_lines_of_pages_fit_a_screen() -> None:
+def test_page_lines_fit_screen() -> None:
     """A line with an address of the web may be longer."""
     rows = [(name_of(page), line) for page in PAGES for line in page.read_text().splitlines()]
     assert not [row for row in rows if len(row[1]) > COLUMNS_MAX and "://" not in row[1]]
 
 
-def test_files_that_are_named_exist() -> None:
+def test_named_files_exist() -> None:
     places = (ROOT, ROOT / "zmqdist")
     for page in PAGES:
         names = re.findall(r"`([\w.-]+(?:/[\w.-]+)+/?)`", page.read_text())
@@ -136,7 +136,7 @@ def test_files_that_are_named_exist() -> None:
         ], name_of(page)
 
 
-def test_commands_and_their_options_exist() -> None:
+def test_commands_and_options_exist() -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     rows = list(commands())
     assert len(rows) > 20
@@ -157,7 +157,7 @@ def test_commands_and_their_options_exist() -> None:
         ], row
 
 
-def test_commands_that_are_named_in_passing_exist() -> None:
+def test_commands_named_in_passing_exist() -> None:
     for page in PAGES:
         assert set(re.findall(r"`zmqdist ([a-z]+)", page.read_text())) <= set(COMMANDS), name_of(
             page
@@ -173,7 +173,7 @@ def test_cluster_files_in_pages_are_valid(tmp_path: Path) -> None:
         ClusterConfig.load(str(file))  # whose errors quote the line
 
 
-def test_the_page_of_the_command_has_every_command_with_an_example_and_every_exit_code() -> None:
+def test_command_page_is_complete() -> None:
     page = (ROOT / "docs" / "command.md").read_text()
     sections = dict(
         re.findall(r"^### zmqdist (\w+)\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL)
@@ -187,7 +187,7 @@ def test_the_page_of_the_command_has_every_command_with_an_example_and_every_exi
     assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == [str(int(code)) for code in ExitCode]
 
 
-def test_the_texts_of_errors_are_those_of_the_code() -> None:
+def test_error_texts_are_those_of_code() -> None:
     texts = "\n\0\n".join(strings())
     quoted = told(ROOT / "docs" / "troubleshooting.md")
     assert len(quoted) > 150

@@ -25,9 +25,7 @@ from tests.printed_output import code_blocks
         ("print('a\\nb')\n# a\n# c", "page.md:4 says that this prints 'a\\\\nc': 'a\\\\nb\\\\n'"),
     ],
 )
-def test_what_a_block_prints_is_compared_with_its_comment(
-    tmp_path: Path, line: str, said: str | None
-) -> None:
+def test_block_output_is_compared_with_comment(tmp_path: Path, line: str, said: str | None) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"# A page\n\n```python\n{line}\n```\n")
     (example,) = Sybil(parsers=[code_blocks()]).parse(page).examples()

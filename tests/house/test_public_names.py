@@ -184,27 +184,27 @@ TENSORFLOWS: frozenset[str] = frozenset(
 """Names of the root that programs may go on to write, and that stand in `zmqdist.tf`."""
 
 
-def test_the_public_names_are_the_pinned_ones() -> None:
+def test_public_names_are_pinned() -> None:
     for name, pinned in PINNED.items():
         module = importlib.import_module(name)
         assert set(module.__all__) == pinned, name
         assert len(module.__all__) == len(pinned), f"a name stands twice in __all__ of {name}"
 
 
-def test_every_public_name_is_there_and_says_what_it_is() -> None:
+def test_public_names_exist_with_docstring() -> None:
     for module_name in LISTED:
         module = importlib.import_module(module_name)
         for name in module.__all__:
             assert getattr(module, name).__doc__, f"{module_name}.{name} has no docstring"
 
 
-def test_completion_shows_the_public_names_and_no_others() -> None:
+def test_completion_shows_public_names_only() -> None:
     for module_name in LISTED:
         module = importlib.import_module(module_name)
         assert dir(module) == sorted(module.__all__), module_name
 
 
-def test_the_names_of_tensorflow_work_at_the_root_as_well() -> None:
+def test_tensorflow_names_work_at_root() -> None:
     for name in sorted(TENSORFLOWS):
         assert getattr(zd, name) is getattr(zd.tf, name), name
         assert name not in dir(zd), name

@@ -57,7 +57,7 @@ def found_in_tests() -> dict[str, str]:
     }
 
 
-def test_few_tests_reach_into_other_objects_and_each_says_why() -> None:
+def test_reaches_of_tests_are_few_with_reason() -> None:
     found = found_in_tests()
     assert len(found) <= REACHES_MAX, "\n".join(
         f"{place}: {line.strip()}" for place, line in found.items()
@@ -76,5 +76,5 @@ def test_few_tests_reach_into_other_objects_and_each_says_why() -> None:
         ("a._b + c._d", [1]),
     ],
 )
-def test_the_check_sees_a_reach(source: str, lines: list[int]) -> None:
+def test_check_sees_reach(source: str, lines: list[int]) -> None:
     assert list(reaches(source)) == lines

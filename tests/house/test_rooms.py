@@ -68,7 +68,7 @@ def attributes(path: Path) -> Iterator[tuple[str, str]]:
                     yield f"{path.stem}.{owner.name}.{target.attr}", kind
 
 
-def test_the_code_does_not_grow_unseen() -> None:
+def test_code_size_is_bounded() -> None:
     count = sum(code_lines(path) for path in modules())
     assert count <= CODE_LINES_MAX
 
@@ -77,7 +77,7 @@ def modules() -> list[Path]:
     return [*(ROOT / "zmqdist").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]
 
 
-def test_a_work_item_is_in_few_tables() -> None:
+def test_work_item_is_in_few_tables() -> None:
     tables = {
         name
         for path in COORDINATOR.glob("*.py")
@@ -90,7 +90,7 @@ def test_a_work_item_is_in_few_tables() -> None:
     assert len(TABLES) <= 8
 
 
-def test_the_runtime_of_a_coordinator_has_few_attributes() -> None:
+def test_coordinator_runtime_has_few_attributes() -> None:
     path = COORDINATOR / "runtime.py"
     names = {name for name, _ in attributes(path) if ".CoordinatorRuntime." in name}
     assert len(names) <= 25, sorted(names)

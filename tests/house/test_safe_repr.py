@@ -26,13 +26,13 @@ HALF_MADE: list[type] = [
 
 
 @pytest.mark.parametrize("cls", HALF_MADE, ids=[cls.__name__ for cls in HALF_MADE])
-def test_an_object_that_is_half_made_has_a_text(cls: type) -> None:
+def test_half_made_object_has_repr(cls: type) -> None:
     half = object.__new__(cls)
     assert re.fullmatch(rf"<{cls.__name__} [^<>]*>", repr(half))
     assert hex(id(half)) not in repr(half)
 
 
-def test_clusters_and_executors_say_their_address_and_state() -> None:
+def test_repr_of_clusters_and_executors() -> None:
     with zd.local_cluster(workers=1, ps=1, processes=False) as cluster:
         place = re.escape(cluster.target)
         assert re.fullmatch(f"<local_cluster at {place}, workers=1, ps=1>", repr(cluster))
@@ -56,7 +56,7 @@ def test_clusters_and_executors_say_their_address_and_state() -> None:
     assert repr(ps).endswith(", stopped>")
 
 
-def test_servers_and_clients_of_rpc_say_their_address_and_state() -> None:
+def test_repr_of_rpc_servers_and_clients() -> None:
     server = zd.rpc.Server.create("zmq", "127.0.0.1:0")
     assert repr(server) == "<ZmqServer at 127.0.0.1:0: not started>"
     with server, zd.rpc.Client.create("zmq", server.address) as client:
@@ -65,11 +65,11 @@ def test_servers_and_clients_of_rpc_say_their_address_and_state() -> None:
     assert repr(server).endswith(": stopped>")
 
 
-def test_a_dispatcher_that_was_not_started_says_so() -> None:
+def test_repr_of_unstarted_dispatcher() -> None:
     assert repr(zd.DispatchServer(start=False)) == "<DispatchServer not started>"
 
 
-def test_a_connection_says_its_address_and_whether_it_is_closed() -> None:
+def test_repr_of_connection() -> None:
     with zd.DispatchServer() as dispatcher, zd.connect(dispatcher.target) as cluster:
         assert repr(cluster) == f"<Cluster at {dispatcher.target}>"
     assert repr(cluster).endswith(", closed>")
@@ -80,7 +80,7 @@ def secret_of(cluster: zd.local_cluster) -> str:
         return file.read().strip()
 
 
-def test_no_text_has_a_secret() -> None:
+def test_repr_contains_no_secret() -> None:
     with zd.local_cluster(workers=1, processes=False) as cluster, zd.Executor(cluster) as executor:
         every: list[Any] = [
             cluster,

@@ -78,7 +78,7 @@ def executed() -> set[str]:
 
 
 @pytest.mark.timeout(120)
-def test_a_simulation_drives_every_machine() -> None:
+def test_simulation_drives_every_machine() -> None:
     driven = executed()
     deciding = [path for path in MACHINES if methods(path)]
     undriven = {name_of(path) for path in deciding if str(path) not in driven}

@@ -152,7 +152,7 @@ def foreign(source: str) -> list[str]:
     return found
 
 
-def test_a_machine_decides_and_does_nothing_else() -> None:
+def test_machine_only_decides() -> None:
     missing = [f"{folder}/{stem}" for folder in BESIDE_MACHINES for stem in BESIDE_MACHINES[folder]]
     assert not [name for name in missing if not (ROOT / f"{name}.py").is_file()]
     assert len(MACHINES) > 40
@@ -169,17 +169,17 @@ def test_a_machine_decides_and_does_nothing_else() -> None:
         ("async def f(): ...", "line 1: AsyncFunctionDef"),
     ],
 )
-def test_the_check_of_the_machines_sees_an_offence(source: str, told: str) -> None:
+def test_machine_check_sees_offence(source: str, told: str) -> None:
     assert impurities(source) == [told]
 
 
-def test_the_check_of_what_a_machine_knows_sees_an_offence() -> None:
+def test_machine_import_check_sees_offence() -> None:
     assert foreign("from zmqdist.transport import pace, loop") == [
         "line 1: imports zmqdist.transport.loop"
     ]
 
 
-def test_code_and_prose_fit_a_hundred_columns() -> None:
+def test_lines_fit_a_hundred_columns() -> None:
     folders = ("zmqdist", "cli", "tests", "benchmarks", "examples")
     paths = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     widths = [len(line) for path in paths for line in path.read_text().splitlines()]
@@ -187,17 +187,17 @@ def test_code_and_prose_fit_a_hundred_columns() -> None:
     assert wide <= WIDE_SHARE_MAX * len(widths)
 
 
-def test_every_module_begins_with_what_it_is_for() -> None:
+def test_modules_begin_with_docstring() -> None:
     assert not offences(undocumented, SOURCES)
 
 
-def test_the_check_of_docstrings_sees_an_offence() -> None:
+def test_docstring_check_sees_offence() -> None:
     assert undocumented("import os\n") == ["the first thing in it must be a docstring"]
     assert not undocumented("")
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=name_of)
-def test_every_folder_with_code_is_a_package(package: Path) -> None:
+def test_folders_with_code_are_packages(package: Path) -> None:
     """find_packages forgets a folder without __init__.py, and then the wheel lacks it."""
     lacking = {
         name_of(path.parent)
@@ -207,7 +207,7 @@ def test_every_folder_with_code_is_a_package(package: Path) -> None:
     assert not lacking
 
 
-def test_importing_zmqdist_loads_no_heavy_module() -> None:
+def test_import_of_zmqdist_loads_no_heavy_module() -> None:
     program = f"import sys, zmqdist; print(*[name for name in {LAZY!r} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
@@ -244,7 +244,7 @@ def texts() -> list[Path]:
     [(HOME, "a path of one machine"), (REGISTRY, "where packages come from")],
     ids=["home", "registry"],
 )
-def test_no_text_names_what_only_one_machine_knows(pattern: re.Pattern[str], what: str) -> None:
+def test_texts_name_no_local_paths(pattern: re.Pattern[str], what: str) -> None:
     found = []
     for path in texts():
         if path == Path(__file__).resolve():
@@ -266,5 +266,5 @@ def test_no_text_names_what_only_one_machine_knows(pattern: re.Pattern[str], wha
         ("https://example.org/home/page", False),
     ],
 )
-def test_the_check_of_paths_sees_those_of_a_person(line: str, seen: bool) -> None:
+def test_path_check_sees_home_folder(line: str, seen: bool) -> None:
     assert bool(HOME.search(line)) is seen

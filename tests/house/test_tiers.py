@@ -25,7 +25,7 @@ def shown() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("kind", ["processes", "killed"])
-def test_each_capability_is_shown_in_make_test(kind: str) -> None:
+def test_capabilities_are_shown_in_make_test(kind: str) -> None:
     names = shown()[kind]
     assert sorted(set(CAPABILITIES) - names) == [], (
         f"no test is marked @pytest.mark.{kind}(...) for these"
@@ -33,7 +33,7 @@ def test_each_capability_is_shown_in_make_test(kind: str) -> None:
     assert sorted(names - set(CAPABILITIES)) == [], "tests/tiers.py does not know these"
 
 
-def test_what_is_called_pure_is_there() -> None:
+def test_pure_files_exist() -> None:
     assert [name for name in PURE if not (ROOT / name).exists()] == []
 
 
@@ -52,5 +52,5 @@ def test_what_is_called_pure_is_there() -> None:
         ("docs/rpc.md", {"test", "all"}),
     ],
 )
-def test_a_file_runs_in_its_tiers(name: str, tiers: set[str]) -> None:
+def test_file_runs_in_its_tiers(name: str, tiers: set[str]) -> None:
     assert {tier for tier in ("pure", "test", "all") if runs_in(ROOT / name, ROOT, tier)} == tiers

@@ -91,7 +91,7 @@ def pages() -> list[Path]:
     return sorted(page for page in own if page.name not in ("machines.md", "protocol.md"))
 
 
-def test_a_sentence_names_its_actor() -> None:
+def test_sentence_names_its_actor() -> None:
     assert headless("Whoever asks is told; nobody waits.") == ["Whoever", "nobody"]
     found = [
         f"{path.relative_to(ROOT)}:{line}: {word}"
@@ -108,7 +108,7 @@ def test_a_sentence_names_its_actor() -> None:
     ]
 
 
-def test_a_variable_is_a_noun_for_what_it_holds() -> None:
+def test_variable_names_are_nouns() -> None:
     assert vague("told = f(asked)\nuntold = 1\n") == ["line 1: told", "line 1: asked"]
     assert not {
         str(path.relative_to(ROOT)): found
@@ -117,7 +117,7 @@ def test_a_variable_is_a_noun_for_what_it_holds() -> None:
     }
 
 
-def test_a_file_is_named_by_a_noun() -> None:
+def test_file_names_are_nouns() -> None:
     files = [
         path.relative_to(ROOT / "zmqdist").as_posix() for path in (ROOT / "zmqdist").rglob("*.py")
     ]

@@ -386,7 +386,7 @@ def wrong_values(parameter: inspect.Parameter, valid: Any) -> list[Any]:
 
 @pytest.mark.shares_cluster
 @pytest.mark.parametrize("name", sorted(PUBLIC))
-def test_a_wrong_argument_is_named(objects: Objects, name: str) -> None:
+def test_wrong_argument_is_named(objects: Objects, name: str) -> None:
     owner, _, method = name.partition(".")
     call = getattr(getattr(objects, owner), method) if method else PUBLIC[name]
     parameters = [

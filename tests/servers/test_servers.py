@@ -55,7 +55,7 @@ def listened(address: str) -> bool:
         return probe.connect_ex((host, int(port))) == 0
 
 
-def test_a_server_serves_from_start_to_stop(server: Any) -> None:
+def test_server_serves_from_start_to_stop(server: Any) -> None:
     assert server.join(0) is False
     server.start()
     assert re.fullmatch(r"127\.0\.0\.1:\d+", server.address)
@@ -73,7 +73,7 @@ def test_a_server_serves_from_start_to_stop(server: Any) -> None:
         server.start()
 
 
-def test_a_worker_whose_start_failed_can_be_stopped(tmp_path: Path) -> None:
+def test_worker_stops_after_failed_start(tmp_path: Path) -> None:
     worker = zd.WorkerServer(
         WorkerConfig("127.0.0.1:1", token_file=str(tmp_path / "nowhere")), start=False
     )
@@ -83,27 +83,27 @@ def test_a_worker_whose_start_failed_can_be_stopped(tmp_path: Path) -> None:
     assert worker.join(0) is True
 
 
-def test_an_end_of_a_process_that_comes_after_its_dispatcher_has_stopped_is_no_error() -> None:
+def test_late_exit_report_is_no_error() -> None:
     with zd.DispatchServer() as dispatcher:
         pass
     report_exit(dispatcher, "worker", 0, 1, -9)
 
 
-def test_a_server_that_was_never_started_can_be_stopped(server: Any) -> None:
+def test_unstarted_server_can_be_stopped(server: Any) -> None:
     server.stop()
     assert server.join(1) is True
     with pytest.raises(errors.FailedPreconditionError):
         server.start()
 
 
-def test_a_with_statement_starts_and_stops(server: Any) -> None:
+def test_server_in_with_statement(server: Any) -> None:
     with server as same:
         assert same is server
         assert server.address
     assert server.join(0) is True
 
 
-def test_a_server_that_is_dropped_stops(dispatcher: zd.DispatchServer) -> None:
+def test_dropped_server_stops(dispatcher: zd.DispatchServer) -> None:
     """This holds for a server in a reference cycle, too, which the garbage collector finds."""
     first: Any = zd.DispatchServer()
     second: Any = zd.DispatchServer()
@@ -116,7 +116,7 @@ def test_a_server_that_is_dropped_stops(dispatcher: zd.DispatchServer) -> None:
     assert dispatcher.snapshot().losses_count == 0  # the worker has left in good order
 
 
-def test_a_dropped_server_of_the_parent_goes_on_when_a_forked_child_drops_it(
+def test_forked_child_does_not_stop_parents_server(
     dispatcher: zd.DispatchServer,
 ) -> None:
     program = (
@@ -143,14 +143,14 @@ def test_a_dropped_server_of_the_parent_goes_on_when_a_forked_child_drops_it(
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_dispatcher_lives_as_long_as_its_coordinator() -> None:
+def test_dispatcher_lives_as_long_as_coordinator() -> None:
     with ClusterCoordinator(zd.DispatchServer()) as coordinator:
         gc.collect()
         with zd.WorkerServer(WorkerConfig(coordinator.target)):
             assert coordinator.schedule(int, ("7",)).get(20) == 7
 
 
-def test_join_returns_when_another_thread_stops(server: Any) -> None:
+def test_join_returns_after_stop_in_other_thread(server: Any) -> None:
     server.start()
     joined: list[bool] = []
     joining = threading.Thread(target=lambda: joined.append(server.join(20)))
@@ -160,7 +160,7 @@ def test_join_returns_when_another_thread_stops(server: Any) -> None:
     assert joined == [True]
 
 
-def test_numbers_of_workers_and_of_tasks(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
+def test_numbers_of_workers_and_tasks(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
     assert dispatcher.num_workers == 0
     with zd.WorkerServer(WorkerConfig(dispatcher.address)) as first:
         assert (first.name, first.num_tasks, dispatcher.num_workers) == ("worker:0", 0, 1)
@@ -181,7 +181,7 @@ def test_numbers_of_workers_and_of_tasks(dispatcher: zd.DispatchServer, tmp_path
     assert dispatcher.snapshot().losses_count == 0
 
 
-def test_a_worker_may_be_started_before_its_dispatcher(port: int) -> None:
+def test_worker_starts_before_dispatcher(port: int) -> None:
     worker = zd.WorkerServer(WorkerConfig(f"zmq://127.0.0.1:{port}"), start=False)
     starting = threading.Thread(target=worker.start)
     starting.start()
@@ -196,7 +196,7 @@ def test_a_worker_may_be_started_before_its_dispatcher(port: int) -> None:
         worker.stop()
 
 
-def test_a_worker_that_waits_for_its_dispatcher_can_be_stopped(port: int) -> None:
+def test_worker_without_dispatcher_can_be_stopped(port: int) -> None:
     worker = zd.WorkerServer(WorkerConfig(f"127.0.0.1:{port}"), start=False)
     starting = threading.Thread(target=worker.start)
     starting.start()
@@ -207,7 +207,7 @@ def test_a_worker_that_waits_for_its_dispatcher_can_be_stopped(port: int) -> Non
     assert worker.ended is not None
 
 
-def test_waiting_for_a_dispatcher_is_logged(
+def test_wait_for_dispatcher_is_logged(
     port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     import zmqdist.scheduling.worker.runtime as module
@@ -222,7 +222,7 @@ def test_waiting_for_a_dispatcher_is_logged(
     assert f"worker waits for the dispatcher at {address}" in caplog.text
 
 
-def test_a_worker_without_a_limit_waits_for_its_dispatcher_for_ever() -> None:
+def test_worker_without_limit_waits_forever() -> None:
     assert WorkerConfig("127.0.0.1:1").orphan_limit_s == math.inf
     dispatcher = zd.DispatchServer(DispatcherConfig(lease_s=1.0))
     with zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker:
@@ -250,7 +250,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("differs", OTHERS)
-def test_a_worker_that_cannot_exchange_pickles_is_refused_with_both_versions(
+def test_worker_with_other_python_is_refused(
     dispatcher: zd.DispatchServer,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -268,7 +268,7 @@ def test_a_worker_that_cannot_exchange_pickles_is_refused_with_both_versions(
 
 
 @pytest.mark.parametrize("differs", OTHERS)
-def test_a_program_that_cannot_exchange_pickles_is_refused_with_both_versions(
+def test_program_with_other_python_is_refused(
     dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch, differs: str
 ) -> None:
     said, problem = OTHERS[differs]
@@ -286,7 +286,7 @@ def test_a_program_that_cannot_exchange_pickles_is_refused_with_both_versions(
 @pytest.mark.parametrize(
     "said", [{"python": (0, 0), "version": ""}, {"version": f"{__version__}.post1"}]
 )
-def test_another_patch_version_or_none_is_accepted(
+def test_patch_version_may_differ(
     dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(
@@ -297,7 +297,7 @@ def test_another_patch_version_or_none_is_accepted(
         assert dispatcher.num_workers == 1
 
 
-def test_a_second_living_worker_of_the_same_name_is_refused(
+def test_second_worker_of_one_name_is_refused(
     dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second worker repeats its registration for a while, because the first one might have died
@@ -310,7 +310,7 @@ def test_a_second_living_worker_of_the_same_name_is_refused(
         assert first.join(0) is False
 
 
-def test_a_worker_gets_the_lowest_free_index(dispatcher: zd.DispatchServer) -> None:
+def test_worker_gets_lowest_free_index(dispatcher: zd.DispatchServer) -> None:
     config = WorkerConfig(dispatcher.address)
     with zd.WorkerServer(config) as first, zd.WorkerServer(config) as second:
         assert (first.name, second.name) == ("worker:0", "worker:1")
@@ -320,7 +320,7 @@ def test_a_worker_gets_the_lowest_free_index(dispatcher: zd.DispatchServer) -> N
             assert third.name == "worker:0"
 
 
-def test_stop_with_a_grace_lets_running_functions_end_and_gives_back_waiting_work(
+def test_graceful_stop_gives_back_waiting_work(
     dispatcher: zd.DispatchServer, tmp_path: Path
 ) -> None:
     with (
@@ -340,7 +340,7 @@ def test_stop_with_a_grace_lets_running_functions_end_and_gives_back_waiting_wor
     assert len(list(tmp_path.glob("begun-*"))) == 3
 
 
-def test_the_last_messages_of_a_worker_are_read_although_its_connection_has_ended(
+def test_last_messages_of_lost_worker_are_read(
     dispatcher: zd.DispatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dispatcher is busy while its worker ends, and notices the end when it cannot send a
@@ -382,9 +382,7 @@ def test_the_last_messages_of_a_worker_are_read_although_its_connection_has_ende
         assert len(begun(tmp_path)) == 1
 
 
-def test_a_worker_that_leaves_by_itself_gets_no_more_work(
-    dispatcher: zd.DispatchServer, tmp_path: Path
-) -> None:
+def test_leaving_worker_gets_no_more_work(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
     with (
         ClusterCoordinator(dispatcher) as coordinator,
         zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker,
@@ -418,7 +416,7 @@ def ask(dispatcher: zd.DispatchServer) -> Iterator[Callable[..., Any]]:
     client.close()
 
 
-def test_drain_by_rpc_gives_back_work_that_has_not_begun(
+def test_drain_by_rpc_gives_back_unstarted_work(
     dispatcher: zd.DispatchServer, ask: Callable[..., Any], tmp_path: Path
 ) -> None:
     with (
@@ -437,7 +435,7 @@ def test_drain_by_rpc_gives_back_work_that_has_not_begun(
     assert dispatcher.snapshot().losses_count == 0
 
 
-def test_a_worker_that_drains_can_be_told_to_end_sooner(
+def test_second_drain_shortens_grace(
     dispatcher: zd.DispatchServer, ask: Callable[..., Any], tmp_path: Path
 ) -> None:
     with (
@@ -453,7 +451,7 @@ def test_a_worker_that_drains_can_be_told_to_end_sooner(
         go(tmp_path)
 
 
-def test_drain_of_a_worker_that_does_not_exist_names_those_that_do(
+def test_drain_of_unknown_worker_lists_workers(
     dispatcher: zd.DispatchServer, ask: Callable[..., Any]
 ) -> None:
     text = "no worker worker:9 is registered here; the registered workers are: worker:0"
@@ -476,7 +474,7 @@ def test_status_and_shutdown_by_rpc(dispatcher: zd.DispatchServer, ask: Callable
         assert dispatcher.join(20)
 
 
-def test_a_worker_without_a_dispatcher_ends_itself() -> None:
+def test_worker_ends_without_dispatcher() -> None:
     dispatcher = zd.DispatchServer(DispatcherConfig(lease_s=1.0))
     with zd.WorkerServer(WorkerConfig(dispatcher.address, orphan_limit_s=2.0)) as worker:
         dispatcher.stop()
@@ -506,9 +504,7 @@ CONFIGS: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("config", "options", "text"), CONFIGS, ids=[row[2] for row in CONFIGS])
-def test_a_config_with_invalid_values_is_refused(
-    config: Any, options: dict[str, Any], text: str
-) -> None:
+def test_invalid_config_is_refused(config: Any, options: dict[str, Any], text: str) -> None:
     if config is WorkerConfig:
         options = {"dispatcher_address": "127.0.0.1:1", **options}
     with pytest.raises(errors.InvalidArgumentError, match=re.escape(text)):
@@ -519,7 +515,7 @@ ADDRESSES = ["nonsense", "127.0.0.1", "127.0.0.1:port", "127.0.0.1:70000", "http
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_a_worker_explains_an_invalid_address_of_its_dispatcher(address: str) -> None:
+def test_invalid_dispatcher_address_is_explained(address: str) -> None:
     with pytest.raises(errors.InvalidArgumentError, match=r"host:port|port"):
         zd.WorkerServer(WorkerConfig(address))
 
@@ -537,9 +533,7 @@ TARGETS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("target", "text"), TARGETS, ids=[repr(target) for target, _ in TARGETS])
 @pytest.mark.parametrize("kind", [ClusterCoordinator, zd.Executor])
-def test_the_error_for_an_invalid_target_lists_the_accepted_ones(
-    kind: Any, target: Any, text: str
-) -> None:
+def test_invalid_target_lists_accepted_targets(kind: Any, target: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text) as caught:
         kind(target)
     assert 'a DispatchServer, a local_cluster, "host:port" or "zmq://host:port"' in str(
@@ -547,7 +541,7 @@ def test_the_error_for_an_invalid_target_lists_the_accepted_ones(
     )
 
 
-def test_a_coordinator_without_target_says_that_the_environment_names_no_cluster() -> None:
+def test_missing_target_names_environment() -> None:
     with pytest.raises(
         ValueError,
         match="no target was given and ZMQDIST_CONFIG names no running cluster: wanted a ",
@@ -555,14 +549,14 @@ def test_a_coordinator_without_target_says_that_the_environment_names_no_cluster
         ClusterCoordinator()
 
 
-def test_a_negative_queue_max_is_refused(dispatcher: zd.DispatchServer) -> None:
+def test_negative_queue_max_is_refused(dispatcher: zd.DispatchServer) -> None:
     with pytest.raises(ValueError, match="queue_max is -1, wants 1 or more, or 0 for no bound"):
         ClusterCoordinator(dispatcher, queue_max=-1)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan")])
 @pytest.mark.parametrize("name", ["cluster_lost_limit_s", "cancel_grace_s"])
-def test_an_invalid_duration_of_a_coordinator_is_refused(
+def test_invalid_duration_is_refused(
     dispatcher: zd.DispatchServer, name: str, seconds: float
 ) -> None:
     with pytest.raises(
@@ -571,19 +565,19 @@ def test_an_invalid_duration_of_a_coordinator_is_refused(
         ClusterCoordinator(dispatcher, **{name: seconds})
 
 
-def test_a_server_as_target_gives_its_coordinators_its_cancel_grace() -> None:
+def test_target_server_gives_cancel_grace() -> None:
     with zd.local_cluster(workers=0, processes=False, cancel_grace_s=0.25) as cluster:
         assert resolve(cluster).cancel_grace_s == resolve(cluster.dispatcher).cancel_grace_s == 0.25
         assert resolve(cluster.target).cancel_grace_s == limits.CANCEL_GRACE_S
 
 
-def test_a_dispatcher_of_protocol_tcp_has_a_target_that_a_worker_accepts() -> None:
+def test_tcp_target_is_accepted_by_worker() -> None:
     with zd.DispatchServer(DispatcherConfig(protocol="tcp")) as server:
         assert server.target.startswith("zmq://")
         assert WorkerConfig(dispatcher_address=server.target).dispatcher_address == server.target
 
 
-def test_a_target_argument_overrides_the_environment(
+def test_target_argument_overrides_environment(
     dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ZMQDIST_CONFIG", "gone.yaml")
@@ -623,14 +617,12 @@ def test_a_target_argument_overrides_the_environment(
         ),
     ],
 )
-def test_an_address_at_which_no_process_reaches_a_server_is_refused(
-    make: Callable[[], Any], problem: str
-) -> None:
+def test_unreachable_advertised_address_is_refused(make: Callable[[], Any], problem: str) -> None:
     with pytest.raises(errors.InvalidArgumentError, match=problem):
         make()
 
 
-def test_an_advertised_address_may_have_a_placeholder_for_its_port() -> None:
+def test_advertised_address_with_port_placeholder() -> None:
     assert (
         WorkerConfig("a:1", worker_address="[::1]:%port%").advertised("127.0.0.1:5051")
         == "[::1]:5051"

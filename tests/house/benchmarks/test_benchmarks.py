@@ -18,7 +18,7 @@ from tests.house.benchmarks.tiny import FIELDS, TINY
 # -- who cannot answer -----------------------------------------------------------------------------
 
 
-def test_an_interpreter_that_is_not_there_is_told() -> None:
+def test_missing_interpreter_is_named() -> None:
     with pytest.raises(
         Unusable, match=r"^/nowhere/python does not start: No such file or directory$"
     ):
@@ -40,18 +40,18 @@ class Told(Side):
 
 
 @pytest.mark.parametrize(("unit", "ratio"), [("us", 0.5), ("tasks/s", 2.0)])
-def test_a_ratio_says_how_many_times_better_zmqdist_is(unit: str, ratio: float) -> None:
+def test_ratio_compares_zmqdist_with_other_system(unit: str, ratio: float) -> None:
     assert measuring.times_better(Question("x", "", unit), 10.0, 5.0) == ratio
 
 
-def test_blocks_take_turns_and_the_first_ones_do_not_count() -> None:
+def test_blocks_take_turns_after_warm_up() -> None:
     question = Question("x", "", "us")
     pairs = measuring.pairs(Told(10, 30), Told(1000, 20, 40), question, Case(), TINY, 0)
     assert pairs == [([10], [20]), ([30], [40])]
 
 
 @pytest.mark.parametrize(("each_s", "count"), [(0.001, 500), (0.3, 1), (5.0, 1), (1e-9, 5000)])
-def test_a_block_is_made_as_long_as_the_plan_wants(
+def test_block_length_follows_plan(
     each_s: float, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
@@ -68,7 +68,7 @@ def test_a_block_is_made_as_long_as_the_plan_wants(
 
 @pytest.mark.parametrize("task_s", [simulated.REPORT_S * 5, simulated.REPORT_S / 20])
 @pytest.mark.parametrize("workers", [1, 7, 40])
-def test_every_simulated_task_is_done_once(workers: int, task_s: float) -> None:
+def test_simulated_tasks_run_once(workers: int, task_s: float) -> None:
     cluster = simulated.Cluster(workers, task_s)
     cluster.submit(500)
     cluster.run(-1)
@@ -76,7 +76,7 @@ def test_every_simulated_task_is_done_once(workers: int, task_s: float) -> None:
     assert not any(hands.leases for hands in cluster.broker.dispatch.loads.values())
 
 
-def test_simulated_workers_take_the_lowest_free_places() -> None:
+def test_simulated_workers_take_lowest_free_index() -> None:
     cluster = simulated.Cluster(5, 1.0)
     assert sorted(index for _, index in cluster.broker.membership.members) == [0, 1, 2, 3, 4]
 
@@ -95,7 +95,7 @@ def test_simulated_workers_take_the_lowest_free_places() -> None:
         (["tasks", "--python", "ray"], "'ray' is not SYSTEM=PATH"),
     ],
 )
-def test_a_wrong_word_is_refused_with_the_list(
+def test_wrong_word_is_refused_with_list(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -103,12 +103,12 @@ def test_a_wrong_word_is_refused_with_the_list(
     assert told in capsys.readouterr().err
 
 
-def test_a_system_takes_in_all_that_its_packages_have() -> None:
+def test_system_includes_all_of_its_packages() -> None:
     assert command.systems_named("torch,tf") == ["torch", "tf", "tf-data", "tf-inside", "tf-native"]
     assert command.systems_named("ray-data") == ["ray-data"]
 
 
-def test_a_page_without_a_place_for_figures_is_left_alone(tmp_path: Path) -> None:
+def test_page_without_figures_stays_unchanged(tmp_path: Path) -> None:
     page = tmp_path / "performance.md"
     page.write_text("nothing")
     with pytest.raises(ValueError, match=r"performance\.md has no place for figures"):
@@ -116,7 +116,7 @@ def test_a_page_without_a_place_for_figures_is_left_alone(tmp_path: Path) -> Non
     assert page.read_text() == "nothing"
 
 
-def test_the_page_of_this_repository_has_what_the_files_of_figures_say(tmp_path: Path) -> None:
+def test_repository_page_has_current_figures(tmp_path: Path) -> None:
     docs = Path(command.__file__).resolve().parents[1] / "docs"
     page = Path(shutil.copy(docs / command.PAGE, tmp_path))
     results.rewrite(

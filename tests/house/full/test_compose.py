@@ -22,7 +22,7 @@ COMMANDS = {"zmqdist": [sys.executable, "-m", "zmqdist_cli"], "python": [sys.exe
 
 
 @pytest.mark.timeout(180)
-def test_the_services_as_processes_learn_the_digits(tmp_path: Path) -> None:
+def test_compose_services_learn_digits(tmp_path: Path) -> None:
     addresses = {"dispatcher:5050": free_address(), "ps-0:5052": free_address()}
     text = (DEPLOY / "compose.yaml").read_text()
     for name, address in addresses.items():

@@ -38,7 +38,7 @@ LOGS = {"dataservice": "a worker is lost and may come back"}
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_a_program_prints_what_its_page_says(name: str, tmp_path: Path) -> None:
+def test_program_prints_as_its_page_says(name: str, tmp_path: Path) -> None:
     if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
         pytest.skip(f"{NEEDS[name]} is not installed")
     (tmp_path / "examples").symlink_to(EXAMPLES)
@@ -66,6 +66,6 @@ def test_a_program_prints_what_its_page_says(name: str, tmp_path: Path) -> None:
         assert last < 0.8 * first
 
 
-def test_every_program_that_starts_something_is_shown() -> None:
+def test_programs_with_processes_are_shown() -> None:
     programs = {path.stem for path in EXAMPLES.glob("*.py") if "__main__" in path.read_text()}
     assert programs == set(SHOWN)

@@ -15,7 +15,7 @@ from tests.house.test_deploy import ROOT, instructions
 
 
 @pytest.mark.timeout(180)
-def test_the_files_of_the_image_build_a_wheel_with_the_command(tmp_path: Path) -> None:
+def test_image_files_build_wheel_with_command(tmp_path: Path) -> None:
     commands = []
     for name, rest in instructions():
         words = rest.split()

@@ -57,12 +57,12 @@ def complaints(folder: Path, programs: dict[str, str]) -> str:
 
 
 @pytest.mark.timeout(180)
-def test_the_examples_are_accepted(tmp_path: Path) -> None:
+def test_examples_pass_type_check(tmp_path: Path) -> None:
     assert not complaints(tmp_path, {example.name: example.read_text() for example in EXAMPLES})
 
 
 @pytest.mark.timeout(180)
-def test_the_blocks_of_pages_are_accepted(tmp_path: Path) -> None:
+def test_page_blocks_pass_type_check(tmp_path: Path) -> None:
     programs = {
         f"{page.stem.lower()}_{number}.py": f"import zmqdist as zd\n{block}"
         for page in PAGES
@@ -72,7 +72,7 @@ def test_the_blocks_of_pages_are_accepted(tmp_path: Path) -> None:
     assert not complaints(tmp_path, programs)
 
 
-def test_a_mistake_is_found_so_that_zmqdist_is_not_taken_for_untyped(tmp_path: Path) -> None:
+def test_type_check_finds_mistake(tmp_path: Path) -> None:
     text = complaints(
         tmp_path, {"wrong.py": "import zmqdist as zd\nzd.local_cluster(workers='two')\n"}
     )

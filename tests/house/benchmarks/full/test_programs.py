@@ -19,9 +19,7 @@ from benchmarks.systems import SYSTEMS, Session, Unusable
 from tests.house.benchmarks.tiny import FIELDS, TALKING, TINY, asked, systems_of
 
 
-def test_questions_to_processes_that_stay_are_answered_by_all_that_need_no_package(
-    tiny: None, tmp_path: Path
-) -> None:
+def test_lasting_processes_answer_questions(tiny: None, tmp_path: Path) -> None:
     found = asked(tmp_path, *TALKING, "--against", "raw,memcpy,pool,threads,sockets")
     assert {name: systems_of(found[name]) for name in TALKING} == {
         "latency": ["zmqdist", "bare pyzmq", "zmqdist, handler in a thread"],
@@ -65,9 +63,7 @@ def test_questions_to_fresh_processes_are_answered(tiny: None, tmp_path: Path) -
     ]
 
 
-def test_questions_about_data_are_answered_by_servers_of_their_own_and_by_those_of_one_process(
-    tiny: None, tmp_path: Path
-) -> None:
+def test_data_questions_with_own_and_shared_servers(tiny: None, tmp_path: Path) -> None:
     found = asked(
         tmp_path,
         "data_elements",
@@ -118,7 +114,7 @@ def test_collectives_are_measured_beside_plain_sockets(tiny: None, tmp_path: Pat
     assert all(figure["median"] > 0 for figure in found)
 
 
-def test_the_cost_as_it_grows_is_measured_and_drawn_and_written_into_the_page(
+def test_growing_cost_is_measured_and_drawn(
     tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Path] = []
@@ -138,7 +134,7 @@ def test_the_cost_as_it_grows_is_measured_and_drawn_and_written_into_the_page(
     assert {figure["unit"] for figure in figures} == {"us", "bytes", "%"}
 
 
-def test_a_cluster_of_servers_in_one_process_is_measured(
+def test_servers_in_one_process_are_measured(
     tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servers, "PARTS", 6)
@@ -148,9 +144,7 @@ def test_a_cluster_of_servers_in_one_process_is_measured(
     assert all(figure["median"] > 0 for figure in figures)
 
 
-def test_what_a_greedy_client_costs_another_one_and_the_server_is_measured(
-    tiny: None, tmp_path: Path
-) -> None:
+def test_cost_of_greedy_client_is_measured(tiny: None, tmp_path: Path) -> None:
     figures = asked(tmp_path, "greedy", "--against", "none")["greedy"]["figures"]
     assert [figure["unit"] for figure in figures] == ["ms", "ms", "MB"]
     assert all(figure["median"] > 0 for figure in figures)
@@ -172,7 +166,7 @@ def test_variables_are_measured_beside_calls_and_memcpy(
     assert all((figure["ratio"] is None) == (figure["system"] == "zmqdist") for figure in figures)
 
 
-def test_what_is_measured_is_drawn(tmp_path: Path) -> None:
+def test_measurements_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from benchmarks.plots import draw
 
@@ -202,12 +196,12 @@ def lonely(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     "name", ["grpc", "ray", "ray-data", "dask", "ipyparallel", "parsl", "tf", "tf-data", "torch"]
 )
-def test_a_peer_that_is_not_installed_says_so(name: str, lonely: str) -> None:
+def test_missing_peer_is_named(name: str, lonely: str) -> None:
     with pytest.raises(Unusable, match=r"^not installed \(no module named '\w+'\)$"):
         Session(SYSTEMS[name], {SYSTEMS[name].owner: lonely})
 
 
-def test_who_is_not_installed_is_left_out_of_a_question_with_one_line(lonely: str) -> None:
+def test_missing_system_is_left_out_with_one_line(lonely: str) -> None:
     said: list[str] = []
     question = Question(
         "bandwidth", "", "B/s", cases=lambda _: [Case(str(n), {"size": n}) for n in (10, 20)]
@@ -226,7 +220,7 @@ def test_who_is_not_installed_is_left_out_of_a_question_with_one_line(lonely: st
     ]
 
 
-def test_a_question_that_fails_is_the_end_of_that_answer_only() -> None:
+def test_failed_question_ends_only_its_answer() -> None:
     with Session(SYSTEMS["memcpy"], {}) as session:
         with pytest.raises(
             Unusable, match="AttributeError: 'Memcpy' object has no attribute 'latency'"
@@ -236,7 +230,7 @@ def test_a_question_that_fails_is_the_end_of_that_answer_only() -> None:
         assert session.version()
 
 
-def test_who_hangs_is_given_up_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_system_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systems, "END_LIMIT_S", 0.0)
     with (
         Session(SYSTEMS["memcpy"], {}) as session,
@@ -246,7 +240,7 @@ def test_who_hangs_is_given_up_and_ended(monkeypatch: pytest.MonkeyPatch) -> Non
     assert systems.marked(session.mark) == []
 
 
-def test_who_ends_takes_what_it_started_with_it_and_its_last_words_are_told() -> None:
+def test_ended_system_leaves_no_processes() -> None:
     with Session(SYSTEMS["pool"], {}) as session:
         assert session.ask("tasks", count=5)[0] > 0
         assert len(systems.marked(session.mark)) > 1
@@ -256,7 +250,7 @@ def test_who_ends_takes_what_it_started_with_it_and_its_last_words_are_told() ->
     assert systems.marked(session.mark) == []
 
 
-def test_a_failure_of_our_own_is_not_blamed_on_the_other() -> None:
+def test_own_failure_is_not_blamed_on_peer() -> None:
     question = Question("fanout", "", "tasks/s", cases=lambda _: [Case("", {"wrong": 1})], count=1)
     with pytest.raises(RuntimeError, match="zmqdist itself: TypeError"):
         measure([question], [SYSTEMS["pool"]], TINY, {}, lambda _: None)
