@@ -12,8 +12,8 @@ Each file runs in a process of its own, so that the next one begins as soon as o
 process is forked from this one, which has imported the packages that the tests need, but nothing of
 zmqdist.
 
-The log has one line for each file: its runs, its tests and their seconds, the failures by test with
-the last error, the first and the last commit that ran.
+The log, `.runs/endurance.jsonl`, which git ignores, has one line for each file: its runs, its tests
+and their seconds, the failures by test with the last error, the first and the last commit that ran.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from tests.tiers import runs_in
 
 PRELOADED = (click, cloudpickle, msgspec, np, rich, yaml, zmq)
 ROOT = Path(__file__).resolve().parents[1]
+LOGS = ROOT / ".runs"
 DATASETS = ROOT / "tests" / "data"
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(1_000_000):\n        pass"
 BUSY_PROCESSES = 2
@@ -160,6 +161,7 @@ def read_log(path: Path, kind: type[Any] = Record) -> dict[str, Any]:
 
 def write_log(path: Path, records: dict[str, Any]) -> None:
     """In one step: a log that is cut off in the middle would lose hours."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
     new.write_text("".join(json.dumps(asdict(records[name])) + "\n" for name in sorted(records)))
     new.replace(path)
@@ -322,7 +324,7 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=10.0, help="begin nothing more after so many minutes"
     )
-    parser.add_argument("--log", type=Path, default=ROOT / "tests/endurance.jsonl")
+    parser.add_argument("--log", type=Path, default=LOGS / "endurance.jsonl")
     parser.add_argument("--tier", default="test", choices=("test", "all"))
     parser.add_argument(
         "--side-by-side",

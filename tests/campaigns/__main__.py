@@ -5,9 +5,9 @@ result was lost, doubled or wrong. Each run is a process of its own; one that ta
 `LIMIT_S` is killed, and counts as a hang.
 
 A piece runs the campaign with the fewest runs so far, again and again, until its minutes are over.
-The next piece continues from the log, with new seeds. A failure stays in the log with its seed;
-`python -m tests.campaigns NAME --seed N` repeats it. When its cause is fixed, `--forget NAME`
-resets the campaign's counts.
+The next piece continues from the log, `.runs/campaigns.jsonl`, which git ignores, with new seeds. A
+failure stays in the log with its seed; `python -m tests.campaigns NAME --seed N` repeats it. When
+its cause is fixed, `--forget NAME` resets the campaign's counts.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.campaigns import addresses, cuts, messages, replaying
-from tests.endurance import ROOT, current_commit, read_log, write_log
+from tests.endurance import LOGS, ROOT, current_commit, read_log, write_log
 
 LIMIT_S: Final = 240.0
-LOG: Final = ROOT / "tests/campaigns/log.jsonl"
+LOG: Final = LOGS / "campaigns.jsonl"
 CAMPAIGNS: Final[dict[str, Callable[[int], dict[str, Any]]]] = {
     "messages lost with their connection": messages.of_kind("lost"),
     "messages doubled": messages.of_kind("doubled"),
