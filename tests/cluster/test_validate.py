@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.samples import MISTAKES, RIGHT
-from tests.commands import Ended, invoke
+from tests.helpers import CommandResult, run_command
 from zmqdist.cluster import schema
 from zmqdist.launch.exit_codes import ExitCode
 from zmqdist.transport.keys import keygen
@@ -20,8 +20,8 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def run(*arguments: str) -> Ended:
-    return invoke(validate, *arguments)
+def run(*arguments: str) -> CommandResult:
+    return run_command(validate, *arguments)
 
 
 def write(text: str) -> None:

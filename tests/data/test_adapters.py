@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.data.examples import tables
-from tests.data.reading import plain
+from tests.data.helpers import plain
 from zmqdist import TensorSpec
 from zmqdist.data import Dataset, ParquetDataset, Ragged, Sparse
 from zmqdist.data.iterators import load_elements, save_elements

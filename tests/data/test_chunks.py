@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpys
 
-from tests.data.reading import plain
+from tests.data.helpers import plain
 from zmqdist.data import Dataset, storage
 from zmqdist.data.chunks import (
     ROWS_MAX,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.data.examples import EXAMPLES, Example
-from tests.data.reading import SOME, read
+from tests.data.helpers import COUNT, read
 from tests.scheduling.work import until
 from zmqdist.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.dataset import deserialize
@@ -140,7 +140,7 @@ def the_spec_is_that_of_each_element(name: str, example: Example, folder: Path) 
     before = read(iter(example.build(folder / "other")))
     spec = dataset.element_spec
     assert read(iter(dataset)) == before, "looking at the spec changes nothing"
-    for element in islice(dataset.ignore_errors(), SOME):
+    for element in islice(dataset.ignore_errors(), COUNT):
         assert problem_of(element, spec) is None
     assert dataset.known_spec == spec
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.reading import plain
+from tests.data.helpers import plain
 from zmqdist import TensorSpec
 from zmqdist.data import UNKNOWN_CARDINALITY, Dataset
 from zmqdist.errors import InvalidArgumentError

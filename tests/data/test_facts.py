@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.data.reading import plain
+from tests.data.helpers import plain
 from tests.scheduling.work import until
 from zmqdist import TensorSpec
 from zmqdist.data import (

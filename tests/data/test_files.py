@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.data.examples import files, record
-from tests.data.reading import plain
+from tests.data.helpers import plain
 from zmqdist import TensorSpec
 from zmqdist.data import (
     AUTOTUNE,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.reading import plain, read
+from tests.data.helpers import plain, read
 from zmqdist.data import INFINITE_CARDINALITY, Dataset
 from zmqdist.data.dataset import deserialize
 from zmqdist.data.iterators import DatasetIterator

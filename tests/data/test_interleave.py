@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.data.reading import read
+from tests.data.helpers import read
 from tests.scheduling.work import until
 from zmqdist.data import AUTOTUNE, Dataset
 

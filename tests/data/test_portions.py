@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.examples import EXAMPLES, choices
-from tests.data.reading import plain, read
+from tests.data.helpers import plain, read
 from zmqdist.data import INFINITE_CARDINALITY, Dataset, Options, TextLineDataset
 from zmqdist.data.dataset import deserialize
 from zmqdist.data.splits import open_split, portion_pipeline, portion_rules

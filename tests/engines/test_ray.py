@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.digits import trained_accuracy
+from tests.helpers import trained_accuracy
 from tests.launch.conformance import CHECKS
 from tests.launch.launched import eventually, read
 from zmqdist import limits

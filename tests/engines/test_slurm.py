@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.digits import trained_accuracy
 from tests.engines.slurm_cluster import LOGIN, SlurmCluster
+from tests.helpers import trained_accuracy
 from tests.launch.conformance import CHECKS
 from tests.launch.launched import eventually
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns.hosts import Host
-from tests.digits import trained_accuracy
 from tests.engines.ssh_hosts import SshNetwork, left_on
+from tests.helpers import trained_accuracy
 from tests.launch.conformance import CHECKS
 from tests.launch.launched import BUSY, FILE, Launched, eventually, read
 from zmqdist._version import __version__

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.printed import is_shown
+from tests.helpers import matches_page
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PAGE = (EXAMPLES / "README.md").read_text()
@@ -64,7 +64,7 @@ def test_example_is_short_and_on_page(program: Path) -> None:
     ],
 )
 def test_page_output_is_compared_by_line(shown: str, printed: str, same: bool) -> None:
-    assert is_shown(shown, printed) is same
+    assert matches_page(shown, printed) is same
 
 
 @pytest.mark.timeout(120)
@@ -77,4 +77,4 @@ def test_notebook_cells_show_saved_output() -> None:
                 for shown in cell["outputs"]
             ]
             source = "".join(cell["source"])
-            assert is_shown("\n".join(saved), run_cell(source, names)), source
+            assert matches_page("\n".join(saved), run_cell(source, names)), source

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.commands import invoke
+from tests.helpers import run_command
 from zmqdist.errors import AlreadyExistsError, FailedPreconditionError
 from zmqdist.transport import keys
 from zmqdist.transport.keys import ROLES
@@ -292,23 +292,23 @@ def test_a_key_file_that_cannot_be_used_is_named(
 
 def test_keygen_prints_one_line_without_a_secret_and_ends_with_2_on_failure(tmp_path: Path) -> None:
     folder = tmp_path / "cluster"
-    done = invoke(keygen_command, str(folder))
+    done = run_command(keygen_command, str(folder))
     assert (done.exit_code, done.stderr) == (0, "")
     assert (
         done.stdout
         == f"ok: keys in {folder}; keep them secret, and set ZMQDIST_KEYS_DIR={folder}\n"
     )
 
-    again = invoke(keygen_command, str(folder))
+    again = run_command(keygen_command, str(folder))
     assert (again.exit_code, again.stdout) == (2, "")
     assert (
         again.stderr
         == f"zmqdist keygen: {folder} has keys already (server.key); --force replaces them\n"
     )
-    assert invoke(keygen_command, str(folder), "--force").exit_code == 0
+    assert run_command(keygen_command, str(folder), "--force").exit_code == 0
 
     (tmp_path / "file").write_text("")
-    assert invoke(keygen_command, str(tmp_path / "file" / "below")).exit_code == 2
+    assert run_command(keygen_command, str(tmp_path / "file" / "below")).exit_code == 2
     for path in folder.iterdir():
         for line in path.read_text().splitlines():
             assert (

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.asking import asking_with
+from tests.helpers import internal_client_with
 from tests.variables.conftest import SESSION, Make
 from zmqdist.errors import InvalidArgumentError, PSUnavailableError, UnknownError
 from zmqdist.optimizers import SGD, Adam
@@ -286,7 +286,7 @@ def test_a_function_is_sent_once(
         sent.extend([method] if method.endswith(".function") else [])
         return start(rpc, method, *args, **how)
 
-    monkeypatch.setattr(c, "internal_client", asking_with(start=counting))
+    monkeypatch.setattr(c, "internal_client", internal_client_with(start=counting))
     for _ in range(3):
         one(client, ref, c.apply(ref, double, [0, 0]))
     assert len(sent) == 1

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.asking import asking_with
+from tests.helpers import internal_client_with
 from tests.variables.conftest import Make
 from zmqdist.errors import (
     InvalidArgumentError,
@@ -183,7 +183,7 @@ def test_a_step_leaves_the_gradients_as_they_were_sent(
         sent.extend(sources)
         return body, sources
 
-    monkeypatch.setattr(c, "internal_client", asking_with(packed=seen))
+    monkeypatch.setattr(c, "internal_client", internal_client_with(packed=seen))
     both = [push(client, ref, np.full(1 << 18, gradient), 0) for gradient in (1, 3)]
     assert [each.get_value()[0].applied for each in both] == [True, True]
     assert [set(source.array().view("f4").tolist()) for source in sent] == [{1.0}, {3.0}]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.digits import trained_accuracy
+from tests.helpers import trained_accuracy
 from tests.house.test_deploy import DEPLOY, ROOT
 from tests.ports import free_address
 from zmqdist.transport.keys import keygen

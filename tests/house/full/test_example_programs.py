@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.digits import trained_accuracy
-from tests.printed import is_shown
+from tests.helpers import matches_page, trained_accuracy
 
 pytestmark = pytest.mark.timeout(150)  # whole trainings
 
@@ -56,7 +55,9 @@ def test_program_prints_as_its_page_says(name: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if LOGS.get(name, "\n") not in line] == []
-    assert is_shown(shown, done.stdout), f"instead of\n{shown}\nthe program printed\n{done.stdout}"
+    assert matches_page(shown, done.stdout), (
+        f"instead of\n{shown}\nthe program printed\n{done.stdout}"
+    )
     for picture in re.findall(r"picture: (.*)", done.stdout):
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
     if name == "digits":

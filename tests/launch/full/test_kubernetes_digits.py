@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.digits import trained_accuracy
+from tests.helpers import trained_accuracy
 from tests.launch.launched import eventually
 from tests.launch.manifests import Pods
 from zmqdist.cluster import ClusterConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.digits import trained_accuracy
+from tests.helpers import trained_accuracy
 from tests.launch.launched import Launched
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.asking import asking_with
+from tests.helpers import internal_client_with
 from tests.scheduling.work import go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
@@ -270,7 +270,7 @@ def test_a_data_port_that_is_blocked_costs_one_request_and_is_a_warning(
         calls.append(due)
         raise errors.DeadlineExceededError("deadline passed")
 
-    monkeypatch.setattr(fetch, "internal_client", asking_with(reach=blocked))
+    monkeypatch.setattr(fetch, "internal_client", internal_client_with(reach=blocked))
     for _ in range(2):
         with (
             pytest.raises(errors.UnavailableError, match=r"no process replies at 127\.0\.0\.1:11"),
@@ -289,7 +289,9 @@ def test_a_holder_that_refuses_connections_has_ended_and_is_not_waited_for(
 ) -> None:
     calls: list[Any] = []
     monkeypatch.setattr(
-        fetch, "internal_client", asking_with(start=lambda *args, **kwargs: calls.append(args))
+        fetch,
+        "internal_client",
+        internal_client_with(start=lambda *args, **kwargs: calls.append(args)),
     )
     with pytest.raises(
         errors.UnavailableError,

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.data.examples import EXAMPLES
-from tests.data.reading import plain, read
+from tests.data.helpers import plain, read
 from tests.data.service.snapshots.helpers import (
     always,
     ask_of,

@@ -1,4 +1,4 @@
-"""What a dataset gives, as something that can be compared, for the tests of this folder."""
+"""Elements of datasets in a form that tests compare."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from zmqdist.data.structure import is_dataset
 
-SOME = 12
+COUNT = 12
 """Enough elements of a dataset that has no end."""
 
 
@@ -24,14 +24,14 @@ def plain(value: Any) -> Any:
     return str(np.asarray(value).dtype), np.asarray(value).tolist()
 
 
-def read(elements: Iterator[Any], count: int = SOME) -> list[Any]:
+def read(elements: Iterator[Any], count: int = COUNT) -> list[Any]:
     """The next elements; an error stands in the place of its element."""
-    found: list[Any] = []
-    while len(found) < count:
+    elements_read: list[Any] = []
+    while len(elements_read) < count:
         try:
-            found.append(plain(next(elements)))
+            elements_read.append(plain(next(elements)))
         except StopIteration:
             break
         except Exception:
-            found.append("an error")
-    return found
+            elements_read.append("an error")
+    return elements_read
