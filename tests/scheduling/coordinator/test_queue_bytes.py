@@ -328,10 +328,10 @@ def test_the_count_is_that_of_what_has_not_ended() -> None:
     count.begin(one, 300, [1])
     count.begin(other, 400, [1, 2])
     count.begin(small, SMALL_BYTES_MAX, [])
-    assert count.held == 300 + 400 + 150
+    assert count.counted_bytes == 300 + 400 + 150
     count.end(one)
     count.end(small)
     count.end(one)
-    assert count.held == 400 + 150
+    assert count.counted_bytes == 400 + 150
     count.end(other)
-    assert count.held == 0
+    assert count.counted_bytes == 0

@@ -40,7 +40,7 @@ class AsCompleted(Iterator[RemoteValue[T]]):
     def __init__(self, values: Iterable[RemoteValue[T]], timeout: float | None) -> None:
         values = _checked(values, "as_completed")
         self._timeout, self._until = seconds(timeout), deadline(timeout)
-        self._ended: queue.SimpleQueue[RemoteValue[T]] = queue.SimpleQueue()
+        self._completed: queue.SimpleQueue[RemoteValue[T]] = queue.SimpleQueue()
         self._waiters: dict[RemoteValue[T], _CompletionWaiter] = {}
         self._added = 0
         # one thread at a time, so that none waits for the last value of another
@@ -70,7 +70,7 @@ class AsCompleted(Iterator[RemoteValue[T]]):
         for value in _checked(values, "as_completed"):
             if value not in self._waiters:
                 self._added += 1
-                waiter = self._waiters[value] = _CompletionWaiter(self._ended, value)
+                waiter = self._waiters[value] = _CompletionWaiter(self._completed, value)
                 release_at_end(value, waiter)
 
     def __len__(self) -> int:
@@ -81,7 +81,7 @@ class AsCompleted(Iterator[RemoteValue[T]]):
             if not self._waiters:
                 raise StopIteration
             try:
-                value = self._ended.get(timeout=left(self._until))
+                value = self._completed.get(timeout=left(self._until))
             except queue.Empty:
                 problem = (
                     f"{len(self)} of {self._added} values have not ended after {self._timeout:g} s"
@@ -102,15 +102,15 @@ def wait_for(
     pending = [value for value in values if not value.done()]
     missing = enough - (len(values) - len(pending))
     if missing > 0:
-        ended = threading.Semaphore(0)
+        end_signals = threading.Semaphore(0)
         try:
             for value in pending:
-                release_at_end(value, ended)
-            while missing and ended.acquire(timeout=left(until)):
+                release_at_end(value, end_signals)
+            while missing and end_signals.acquire(timeout=left(until)):
                 missing -= 1
         finally:
             for value in pending:
-                forget_waiter(value, ended)
+                forget_waiter(value, end_signals)
     done = {value for value in values if value.done()}
     return [value for value in values if value in done], [
         value for value in values if value not in done

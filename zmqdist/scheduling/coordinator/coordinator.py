@@ -308,10 +308,10 @@ class ClusterCoordinator:
                 packed = self._pack(args, kwargs)
                 function: trusted.Packed
                 if type(fn) is FunctionSnapshot:
-                    function, held = fn.use()
+                    function, function_bulks = fn.use()
                     fn = fn.fn
                 else:
-                    function, held = runtime.functions.pickled(fn), []
+                    function, function_bulks = runtime.functions.pickled(fn), []
             except errors.InvalidArgumentError as error:
                 raise unwrapped(error) from error.__cause__
             finally:
@@ -320,11 +320,11 @@ class ClusterCoordinator:
                 if uses or inputs:
                     packing.uses, packing.inputs = [], {}
             extra: Extra | None = None
-            bulks = list(held)
+            bulks = list(function_bulks)
             try:
                 if isinstance(function, list):
-                    function, held = runtime.hold(function)
-                    bulks += held
+                    function, function_bulks = runtime.hold(function)
+                    bulks += function_bulks
                 if isinstance(packed, list):
                     packed, of_arguments = runtime.hold(packed)
                     bulks += of_arguments
@@ -363,7 +363,7 @@ class ClusterCoordinator:
                     ):
                         self._wait_for_room(len(packed), bulks, options, raise_earlier)
                     work = next(self._works)
-                    number, name_of_fn = runtime.functions.number(fn, function, held)
+                    number, name_of_fn = runtime.functions.number(fn, function, function_bulks)
                     if name is None:
                         name = name_of_fn
                     return runtime.enqueue(work, number, name, packed, extra, self._alive)
@@ -911,7 +911,7 @@ def _replaced(result: Callable[[Any], Any], part: Any) -> Any:
     ):
         return nest.map_contents(partial(_replaced, result), list(part))
     if nest.contents(part) is None:
-        for place, item in (*trusted.parts_of(part), *trusted.attributes_of(part)):
+        for part_name, item in (*trusted.parts_of(part), *trusted.attributes_of(part)):
             if (
                 nest.map_contents(
                     lambda inner: None if isinstance(inner, RemoteValue) else inner, item
@@ -919,7 +919,7 @@ def _replaced(result: Callable[[Any], Any], part: Any) -> Any:
                 is not item
             ):
                 raise TypeError(
-                    f"gather() does not replace the RemoteValue in {place.strip('.')} of a "
+                    f"gather() does not replace the RemoteValue in {part_name.strip('.')} of a "
                     f"{trusted.type_name(part)}: call its "
                     "result(), or put it into a dataclass, list or dict"
                 )

@@ -88,7 +88,7 @@ def snapshot_of(runtime: CoordinatorRuntime, resources: int) -> CoordinatorSnaps
     after the coordinator was closed."""
     machine = runtime.machine
     # without the lock, because a million records may be counted
-    kept = sum(work.state is State.KEPT for work in list(machine.works.values()))
+    kept_values = sum(work.state is State.KEPT for work in list(machine.works.values()))
     with runtime.lock:
         return CoordinatorSnapshot(
             connected=machine.registered and not runtime.closed,
@@ -96,7 +96,7 @@ def snapshot_of(runtime: CoordinatorRuntime, resources: int) -> CoordinatorSnaps
             scheduled=runtime.progress.scheduled,
             unfinished=runtime.progress.unfinished,
             queued=0 if runtime.closed else machine.queued + len(runtime.outbox),
-            queue_bytes=runtime.queue.held,
+            queue_bytes=runtime.queue.counted_bytes,
             busy=runtime.schedule_lock.locked(),
             waiting_for_room=runtime.progress.waiting_for_room,
             waiting_for_end=runtime.progress.waiting - runtime.progress.waiting_for_room,
@@ -106,7 +106,7 @@ def snapshot_of(runtime: CoordinatorRuntime, resources: int) -> CoordinatorSnaps
             waiting_for_inputs=machine.waiting,
             records=len(machine.works) + len(runtime.outbox),
             held=runtime.store.holdings,
-            kept=kept,
+            kept=kept_values,
             functions=len(runtime.functions),
             functions_pickled=runtime.functions.pickles,
             resources=resources,

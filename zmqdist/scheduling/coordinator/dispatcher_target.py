@@ -76,8 +76,8 @@ def resolve(target: Any, results: str | None = None) -> Target:
         forms.
       InvalidArgumentError: `results` is neither None nor the name of a form.
     """
-    found = _resolve(target)
-    return replace(found, form=ResultForm.named(results, found.form.safe_only))
+    dispatcher = _resolve(target)
+    return replace(dispatcher, form=ResultForm.named(results, dispatcher.form.safe_only))
 
 
 def _resolve(target: Any) -> Target:
@@ -97,9 +97,11 @@ def _resolve(target: Any) -> Target:
     except Exception as error:
         raise ValueError(f"{error}: wanted {ACCEPTED}") from None
     credentials = getattr(target, "credentials", None)
-    given = credentials if isinstance(credentials, Credentials) else credentials_for(address)
+    credentials_of_target = (
+        credentials if isinstance(credentials, Credentials) else credentials_for(address)
+    )
     grace_s = getattr(target, "cancel_grace_s", limits.CANCEL_GRACE_S)
-    return Target(address, given.vouched_by(address), cancel_grace_s=grace_s)
+    return Target(address, credentials_of_target.vouched_by(address), cancel_grace_s=grace_s)
 
 
 def target_of(config: ClusterConfig, runtime: RuntimeConfig) -> Target:

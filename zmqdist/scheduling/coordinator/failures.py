@@ -111,10 +111,12 @@ class Failures:
 
         The round must have failed.
         """
-        kept, self._errors = self._errors, []
-        first = next((make for work, make in kept if work in self.unseen), kept[0][1])
+        round_errors, self._errors = self._errors, []
+        first = next(
+            (make for work, make in round_errors if work in self.unseen), round_errors[0][1]
+        )
         self.unseen = set()
-        return first, [make for _, make in kept]
+        return first, [make for _, make in round_errors]
 
     def report(self) -> None:
         """Log the number of errors that the program has not seen, and the first of those that are

@@ -46,10 +46,10 @@ class FunctionNumbers:
         self._cache = FunctionCache()
         self._took_s = 0.0
         self._numbers = itertools.count(1)
-        self._kept: OrderedDict[bytes, tuple[int, str]] = OrderedDict()
+        self._small: OrderedDict[bytes, tuple[int, str]] = OrderedDict()
         self._latest: tuple[bytes, tuple[int, str]] = (b"", (0, ""))
         """The last entry of `_kept`."""
-        self._held: OrderedDict[bytes, tuple[int, str, int]] = OrderedDict()
+        self._large: OrderedDict[bytes, tuple[int, str, int]] = OrderedDict()
         """The functions whose pickle the store holds: reference -> (number, name, the store's
         number of the first part)."""
         self._defined: list[tuple[int, bytes]] = []
@@ -60,7 +60,7 @@ class FunctionNumbers:
 
     def __len__(self) -> int:
         """Return how many functions of this coordinator the cluster knows."""
-        return len(self._kept) + len(self._held)
+        return len(self._small) + len(self._large)
 
     @property
     def pickles(self) -> int:
@@ -119,29 +119,29 @@ class FunctionNumbers:
             return self._number_of_large(fn, blob, bulks[0])
         if blob is self._latest[0]:
             return self._latest[1]
-        definition = self._kept.get(blob)
+        definition = self._small.get(blob)
         if definition is not None:
-            self._kept.move_to_end(blob)
+            self._small.move_to_end(blob)
         else:
-            definition = self._kept[blob] = self._define(fn, blob)
-            if len(self._kept) > FUNCTIONS_KEPT_MAX:
-                self._dropped.append(self._kept.popitem(last=False)[1][0])
+            definition = self._small[blob] = self._define(fn, blob)
+            if len(self._small) > FUNCTIONS_KEPT_MAX:
+                self._dropped.append(self._small.popitem(last=False)[1][0])
         self._latest = blob, definition
         return definition
 
     def _number_of_large(self, fn: Callable[..., Any], blob: bytes, bulk: int) -> tuple[int, str]:
-        known = self._held.get(blob)
-        if known is not None:
-            self._held.move_to_end(blob)
-            return known[:2]
-        while self._held:
-            oldest, (number, _, held) = next(iter(self._held.items()))
-            if self._is_held(held) and len(self._held) < FUNCTIONS_KEPT_MAX:
+        definition = self._large.get(blob)
+        if definition is not None:
+            self._large.move_to_end(blob)
+            return definition[:2]
+        while self._large:
+            oldest, (number, _, part) = next(iter(self._large.items()))
+            if self._is_held(part) and len(self._large) < FUNCTIONS_KEPT_MAX:
                 break
-            del self._held[oldest]
+            del self._large[oldest]
             self._dropped.append(number)
         number, name = self._define(fn, blob)
-        self._held[blob] = (number, name, bulk)
+        self._large[blob] = (number, name, bulk)
         return number, name
 
     def _define(self, fn: Callable[..., Any], blob: bytes) -> tuple[int, str]:
@@ -159,6 +159,6 @@ class FunctionNumbers:
     def take(self) -> tuple[list[tuple[int, bytes]], list[int]]:
         """Return the functions that were defined and the numbers that were dropped since `take` was
         last called."""
-        taken = self._defined, self._dropped
+        changes = self._defined, self._dropped
         self._defined, self._dropped = [], []
-        return taken
+        return changes

@@ -571,11 +571,11 @@ class CoordinatorMachine:
                     self._finish(work, CANCELLED)
         # If there is detached work, the next registration must say that work was submitted before.
         self._submitted_before = bool(self.unfinished)
-        ended = self.round
+        number = self.round
         self.wire_round += 1
         self.round += 1
         self.ending, self.failed = False, None
-        self._effects.append(RoundSettled(ended))
+        self._effects.append(RoundSettled(number))
         for work in list(self.works.values()):
             if work.state is State.VALUE_LOST:
                 if work.with_extra().is_dropped:
@@ -862,7 +862,7 @@ class CoordinatorMachine:
                 self._count_workers(count)
 
     def _begun(self, items: list[tuple[int, int]]) -> None:
-        begun: list[int] = []
+        numbers: list[int] = []
         for number, attempt in items:
             work = self.works.get(number)
             if work is None or not work.is_of_present(attempt):
@@ -871,9 +871,9 @@ class CoordinatorMachine:
                 self._move(work, SUBMITTED)
             is_recomputed = work.extra is not None and work.extra.value_attempt >= 0
             if work.state in UNFINISHED and not is_recomputed:
-                begun.append(number)
-        if begun:
-            self._effects.append(WorkBegun(begun))
+                numbers.append(number)
+        if numbers:
+            self._effects.append(WorkBegun(numbers))
 
     def _register(self, workers: int) -> None:
         self.registered = True

@@ -72,7 +72,7 @@ class QueueBounds:
 
     Attributes:
       room: the number of work items that may be handed in before it must be counted again.
-      held: the bytes counted now: the packed bytes of all counted work, and the sizes of all its
+      counted_bytes: the bytes counted now: the packed bytes of all counted work, and the sizes of all its
         parts, each part once.
     """
 
@@ -80,7 +80,7 @@ class QueueBounds:
         self.works_max = works_max
         self.room = 0
         self.bytes_max = bytes_max
-        self.held = 0
+        self.counted_bytes = 0
         self._size_of = size_of
         self._parts: dict[int, tuple[int, int]] = {}
         """The size of each part, and the number of counted work items that share the part: part ->
@@ -90,20 +90,24 @@ class QueueBounds:
     def fits(self, nbytes: int, parts: Sequence[int]) -> bool:
         """Return whether a work item with `nbytes` of packed arguments and these parts may be
         scheduled now."""
-        if not self.bytes_max or not self.held or (nbytes <= SMALL_BYTES_MAX and not parts):
+        if (
+            not self.bytes_max
+            or not self.counted_bytes
+            or (nbytes <= SMALL_BYTES_MAX and not parts)
+        ):
             return True
-        return self.held + self.needed(nbytes, parts) <= self.bytes_max
+        return self.counted_bytes + self.needed(nbytes, parts) <= self.bytes_max
 
     def needed(self, nbytes: int, parts: Sequence[int]) -> int:
         """Return the number of bytes by which a work item with these packed arguments and parts
-        would increase `held`."""
+        would increase `counted_bytes`."""
         return nbytes + sum(self._size_of(part) for part in set(parts) if part not in self._parts)
 
     def begin(self, extra: Extra, nbytes: int, parts: Sequence[int]) -> None:
         """Count a scheduled work item, unless it is small."""
         if nbytes <= SMALL_BYTES_MAX and not parts:
             return
-        self.held += self.needed(nbytes, parts)
+        self.counted_bytes += self.needed(nbytes, parts)
         for part in parts:
             size, users = self._parts.get(part) or (self._size_of(part), 0)
             self._parts[part] = size, users + 1
@@ -114,14 +118,14 @@ class QueueBounds:
         if extra.counted is None:
             return
         (nbytes, parts), extra.counted = extra.counted, None
-        self.held -= nbytes
+        self.counted_bytes -= nbytes
         for part in parts:
             size, users = self._parts[part]
             if users > 1:
                 self._parts[part] = size, users - 1
             else:
                 del self._parts[part]
-                self.held -= size
+                self.counted_bytes -= size
 
     def warn_if_workers_idle(self, idle: int, nbytes: int, parts: Sequence[int]) -> None:
         """Log that `schedule` waits because of `bytes_max` although `idle` workers have no work.
@@ -135,7 +139,7 @@ class QueueBounds:
             " queue_bytes_max is %d. Schedule smaller arguments, or raise queue_bytes_max if "
             "there is enough memory",
             idle,
-            self.held,
+            self.counted_bytes,
             self.needed(nbytes, parts),
             self.bytes_max,
         )

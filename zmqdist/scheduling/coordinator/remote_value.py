@@ -242,17 +242,19 @@ class RemoteValue(NotAFuture, Generic[T_co]):
     def _get_kept(self, timeout: float | None) -> T_co:
         until = deadline(timeout)
         while self._value is _NOTHING:
-            held = self._work.outcome
-            if not isinstance(held, KeptAt):
+            location = self._work.outcome
+            if not isinstance(location, KeptAt):
                 raise self._error()
             if is_forked(self):
                 problem = f"the value of {self.name} was kept before a fork: call result() in the process that scheduled it"
                 raise errors.FailedPreconditionError(problem)
             try:
                 with metrics.monitored_timer("remote_value_fetch"):
-                    value = self._owner.result_fetcher.fetch_kept(held.reference, self.name)
+                    value = self._owner.result_fetcher.fetch_kept(location.reference, self.name)
             except errors.UnavailableError:
-                if not held.lineage or not self._wait_for_recomputation(held, until, timeout):
+                if not location.lineage or not self._wait_for_recomputation(
+                    location, until, timeout
+                ):
                     raise
                 continue
             with self._owner.packing.unpacking:
@@ -392,17 +394,17 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
-        def set_done() -> None:
+        def wake() -> None:
             if not future.done():
                 future.set_result(None)
 
-        def ended(_: RemoteValue) -> None:
+        def wake_loop(_: RemoteValue) -> None:
             try:
-                loop.call_soon_threadsafe(set_done)
+                loop.call_soon_threadsafe(wake)
             except RuntimeError:  # the event loop has been closed, so no task waits any more
                 pass
 
-        settle_at_end(self, ended)
+        settle_at_end(self, wake_loop)
         yield from future
         # The fetch of a kept value blocks, so it must not run in the thread of the event loop.
         if self._work.kind == KEPT and self._value is _NOTHING:

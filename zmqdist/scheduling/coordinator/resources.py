@@ -180,7 +180,9 @@ class Resources:
     def names(self) -> list[str]:
         """Return the names of all resources, for drain reports."""
         return [
-            resource.name for each in list(self._live.values()) if (resource := each()) is not None
+            resource.name
+            for reference in list(self._live.values())
+            if (resource := reference()) is not None
         ]
 
     def __len__(self) -> int:
@@ -268,7 +270,7 @@ class Resources:
             self.runtime.check_open()
             state = resource.states[index]
             read = self._enqueue(resource, index, fn)
-            state.reads = [*(each for each in state.reads if not each.done()), read]
+            state.reads = [*(value for value in state.reads if not value.done()), read]
             return read
 
     def release(self, number: int, bulks: list[int]) -> None:
@@ -301,7 +303,9 @@ class Resources:
         cancelled: list[RemoteValue] = []
         with self.runtime.lock:
             live = [
-                resource for each in list(self._live.values()) if (resource := each()) is not None
+                resource
+                for reference in list(self._live.values())
+                if (resource := reference()) is not None
             ]
             for name, _, reason in left:
                 index = _index(name)

@@ -74,14 +74,14 @@ class ResultFetcher:
         self,
         credentials: Credentials,
         dispatcher: str,
-        wanted: Callable[[int, int], bool],
+        is_wanted: Callable[[int, int], bool],
         fetched: Callable[[int, int, Any], None],
         failed: Callable[[int, int, str], None],
         *,
         safe_only: bool = False,
     ) -> None:
         self._fetcher = Fetcher(credentials, "submit", dispatcher)
-        self._wanted = wanted
+        self._is_wanted = is_wanted
         self._fetched = fetched
         self._failed = failed
         self._safe_only = safe_only
@@ -170,10 +170,10 @@ class ResultFetcher:
         while (job := self._next()) is not None:
             began = time.monotonic()
             try:
-                if not self._wanted(job.work, job.attempt):
+                if not self._is_wanted(job.work, job.attempt):
                     continue
                 parts = self._fetcher.fetch(
-                    job.reference, partial(self._wanted, job.work, job.attempt)
+                    job.reference, partial(self._is_wanted, job.work, job.attempt)
                 )
             except errors.CancelledError:  # the work item no longer waits for this result
                 pass

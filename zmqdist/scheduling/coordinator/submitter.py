@@ -139,30 +139,30 @@ class Submitter:
     'halve'
     """
 
-    __slots__ = ("_coordinator", "_given", "_keep", "_name", "_options", "_plan_options")
+    __slots__ = ("_coordinator", "_keep", "_name", "_options", "_plan_options", "_settings")
 
-    def __init__(self, coordinator: Scheduler, given: TaskOptions) -> None:
-        known = list(TaskOptions.__annotations__)
-        for option in given.keys() - known:
-            raise TypeError(f"options() has no option {option}: {did_you_mean(option, known)}")
+    def __init__(self, coordinator: Scheduler, settings: TaskOptions) -> None:
+        options = list(TaskOptions.__annotations__)
+        for option in settings.keys() - options:
+            raise TypeError(f"options() has no option {option}: {did_you_mean(option, options)}")
         for option in ("keep", "lineage"):
-            if not isinstance(given.get(option, False), bool):
-                raise TypeError(f"{option} is {given[option]!r:.100}, wants True or False")  # type: ignore[literal-required]
-        name, lineage = given.get("name"), given.get("lineage", False)
+            if not isinstance(settings.get(option, False), bool):
+                raise TypeError(f"{option} is {settings[option]!r:.100}, wants True or False")  # type: ignore[literal-required]
+        name, lineage = settings.get("name"), settings.get("lineage", False)
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name is {name!r:.100}, wants a text")
         if name is not None and not (0 < len(name) <= NAME_CHARS_MAX and name.isprintable()):
             text = f"a text of 1 to {NAME_CHARS_MAX} printable characters"
             raise ValueError(f"name is {name!r:.100}, wants {text}")
-        self._coordinator, self._given, self._name = coordinator, given, name
-        self._options = WorkOptions.checked(given.get("worker"), given.get("priority", 0))
+        self._coordinator, self._settings, self._name = coordinator, settings, name
+        self._options = WorkOptions.checked(settings.get("worker"), settings.get("priority", 0))
         self._plan_options = PlanOptions.checked(
-            given.get("retries", 0), given.get("timeout"), lineage
+            settings.get("retries", 0), settings.get("timeout"), lineage
         )
-        self._keep = given.get("keep", False) or lineage
+        self._keep = settings.get("keep", False) or lineage
 
     def __repr__(self) -> str:
-        return f"<{', '.join(f'{option}={value!r}' for option, value in self._given.items())} of {self._coordinator!r}>"
+        return f"<{', '.join(f'{option}={value!r}' for option, value in self._settings.items())} of {self._coordinator!r}>"
 
     def options(self, **options: Unpack[TaskOptions]) -> Submitter:
         """Return a Submitter with these options and, where they are missing, those of this one.
@@ -170,7 +170,7 @@ class Submitter:
         >>> coordinator.options(priority=1).options(name="first")
         <priority=1, name='first' of <ClusterCoordinator of zmq://...>>
         """
-        return Submitter(self._coordinator, {**self._given, **options})
+        return Submitter(self._coordinator, {**self._settings, **options})
 
     @overload
     def submit(
@@ -216,7 +216,7 @@ class Submitter:
 
         Raises ValueError if one of them is not `name`, `priority` or `timeout`.
         """
-        for option in self._given.keys() - {"name", "priority", "timeout"}:
+        for option in self._settings.keys() - {"name", "priority", "timeout"}:
             raise ValueError(
                 f"run() calls the function once on every worker: it has no use for the option "
                 f"{option}"
@@ -275,7 +275,7 @@ def _run_on(
     values: dict[str, RemoteValue[T]] = {}
     lost: set[str] = set()
 
-    def have_ended() -> bool:
+    def is_over() -> bool:
         present = runtime.members or {}
         lost.update(
             name
@@ -292,7 +292,7 @@ def _run_on(
         with runtime.lock:
             runtime.progress.waiting += 1
             try:
-                runtime.changed.wait_for(have_ended, left(until))
+                runtime.changed.wait_for(is_over, left(until))
             finally:
                 runtime.progress.waiting -= 1
         for name, value in values.items():

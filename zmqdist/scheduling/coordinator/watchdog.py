@@ -42,8 +42,8 @@ class RepeatedTimer:
         name: str = "RepeatedTimer",
     ) -> None:
         self._began = time.monotonic()
-        self._stopped = threading.Event()
-        call = (self._stopped, interval, function, args)
+        self._stop_event = threading.Event()
+        call = (self._stop_event, interval, function, args)
         self._thread = threading.Thread(target=_repeat, args=call, name=name, daemon=True)
         self._thread.start()
 
@@ -53,19 +53,19 @@ class RepeatedTimer:
         Returns:
           The whole seconds since construction.
         """
-        self._stopped.set()
+        self._stop_event.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
         return int(time.monotonic() - self._began)
 
 
 def _repeat(
-    stopped: threading.Event,
+    stop_event: threading.Event,
     interval: float,
     function: Callable[..., object],
     args: tuple[Any, ...],
 ) -> None:
-    while not stopped.wait(interval):
+    while not stop_event.wait(interval):
         try:
             function(*args)
         except BaseException:
@@ -99,7 +99,7 @@ class WatchDog:
         self._file = traceback_file
         self._on_triggered = on_triggered
         self._progress = progress
-        self._ended = -1
+        self._count = -1
         self._since = time.monotonic()
         self._timer: RepeatedTimer | None = None
         if self.timeout > 0:
@@ -116,9 +116,9 @@ class WatchDog:
 
     def _check(self) -> None:
         if self._progress is not None:
-            ended, in_flight = self._progress()
-            if ended != self._ended or not in_flight:
-                self._ended = ended
+            count, in_flight = self._progress()
+            if count != self._count or not in_flight:
+                self._count = count
                 self.report_closure_done()
         if time.monotonic() - self._since < self.timeout:
             return
