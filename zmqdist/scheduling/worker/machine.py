@@ -40,7 +40,7 @@ Theory of operation of the contact with the dispatcher
     The dispatcher replies to a Register and a Beat at once, so the time until the reply is the
     round-trip time.
 
-Promises, checked by tests/scheduling/worker/test_machine.py, test_worker_stops.py and tests/sim
+Promises, checked by tests/scheduling/worker/test_machine.py and tests/sim
     P1  a slot runs at most one item at a time, in the order of its positions
     P2  each lease ends exactly once: by an outcome, LeasesReturned or SlotsLost, or because the
         worker drops it when contact is lost
