@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
-from tests.rpc.large import SERVER, address_of
-from tests.rpc.polled import until
+from tests.rpc.helpers import SERVER, address_of, until
 from zmqdist.rpc import Client, ZmqClient, ZmqServer
 from zmqdist.transport import shm_pool
 from zmqdist.transport.shm_pool import this_pool

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.rpc.hosted import Hosted, channel_to, unchecked
+from tests.rpc.helpers import Hosted, channel_to, unchecked
 from zmqdist import errors
 from zmqdist.rpc import ZmqClient, ZmqServer
 from zmqdist.rpc.methods import decode_methods

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.rpc.polled import until
+from tests.rpc.helpers import until
 from zmqdist import cancelled, errors
 from zmqdist.rpc import ZmqClient, ZmqServer
 from zmqdist.specs import TensorSpec

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.rpc.polled import until
+from tests.rpc.helpers import until
 from zmqdist import errors
 from zmqdist.rpc import Client, Server, StatusOrResult, ZmqClient, ZmqServer
 from zmqdist.rpc.client import due_after

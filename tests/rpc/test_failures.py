@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.rpc.hosted import Hosted
+from tests.rpc.helpers import Hosted
 from zmqdist import errors
 from zmqdist.errors import OpError
 from zmqdist.limits import DEPTH_MAX, ERROR_CHARS_MAX, HANDLER_THREADS_MAX

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.rpc.hosted import stranger_to
-from tests.rpc.polled import until
+from tests.rpc.helpers import stranger_to, until
 from zmqdist import errors
 from zmqdist.limits import CLIENT_PULLED_BYTES_MAX, CLIENT_UNASKED_BYTES_MAX, EAGER_BYTES_MAX
 from zmqdist.messages import Call, Replies

@@ -16,9 +16,7 @@ import numpy as np
 import pytest
 
 from tests.launch.launched import stop
-from tests.rpc.hosted import Hosted
-from tests.rpc.large import address_of
-from tests.rpc.polled import until
+from tests.rpc.helpers import Hosted, address_of, until
 from zmqdist import errors
 from zmqdist.limits import CHUNK_BYTES
 from zmqdist.rpc import Client, Server, ZmqClient, ZmqServer

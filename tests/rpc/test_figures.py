@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.ports import free_address
-from tests.rpc.polled import until
+from tests.rpc.helpers import until
 from zmqdist.errors import FailedPreconditionError
 from zmqdist.rpc import ClientSnapshot, ServerSnapshot, ZmqClient, ZmqServer
 

@@ -12,9 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.rpc.hosted import stranger_to
-from tests.rpc.large import MIB, SERVER, address_of, change_everything_after_each_call
-from tests.rpc.polled import until
+from tests.rpc.helpers import (
+    MIB,
+    SERVER,
+    address_of,
+    change_everything_after_each_call,
+    stranger_to,
+    until,
+)
 from zmqdist import errors, freeze
 from zmqdist.limits import BULK_CHANNEL_WINDOW_BYTES, CHUNK_BYTES
 from zmqdist.messages import Call, Chunk, Credit

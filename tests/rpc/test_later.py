@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.rpc.hosted import Hosted
+from tests.rpc.helpers import Hosted
 from zmqdist.errors import CANCELLED, INVALID_ARGUMENT, UNIMPLEMENTED, InvalidArgumentError
 from zmqdist.rpc import ZmqClient
 from zmqdist.rpc.service import PendingCall

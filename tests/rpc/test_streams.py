@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.rpc.hosted import Hosted, channel_to
-from tests.rpc.polled import until
+from tests.rpc.helpers import Hosted, channel_to, until
 from zmqdist import cancelled, errors
 from zmqdist.limits import STREAM_BYTES_AHEAD, STREAM_ITEMS_AHEAD, STREAMS_OF_PEER_MAX
 from zmqdist.rpc import ZmqClient, ZmqServer, client, payload, service

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.rpc.large import change_everything_after_each_call
+from tests.rpc.helpers import change_everything_after_each_call
 from zmqdist.rpc import ZmqClient, ZmqServer
 
 Serve = Callable[..., ZmqServer]

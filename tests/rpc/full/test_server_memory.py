@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.conftest import ROOT
-from tests.rpc.large import address_of
-from tests.rpc.polled import until
+from tests.rpc.helpers import address_of, until
 from zmqdist.limits import CLIENT_PULLED_BYTES_MAX, EAGER_BYTES_MAX
 from zmqdist.rpc import Client, Server, ZmqClient
 

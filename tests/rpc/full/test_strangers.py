@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import zmq
 
-from tests.rpc.polled import until
+from tests.rpc.helpers import until
 from zmqdist.limits import CHUNK_BYTES
 from zmqdist.messages import (
     Call,

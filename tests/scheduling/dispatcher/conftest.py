@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scheduling.dispatcher.dispatched import BACK_S, CUT_S, LEASE_S
+from tests.scheduling.dispatcher.helpers import BACK_S, CUT_S, LEASE_S
 from zmqdist.scheduling.dispatcher.machine import Broker
 from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 

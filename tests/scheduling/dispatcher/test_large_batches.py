@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-from tests.scheduling.dispatcher.dispatched import SEEN, begin, coordinator, hear, submit, worker
+from tests.scheduling.dispatcher.helpers import SEEN, begin, coordinator, hear, submit, worker
 from zmqdist.events import Heard, ProcessExited, Send
 from zmqdist.limits import BATCH_ITEMS_MAX, HEADER_BYTES_MAX, INLINE_BYTES_MAX
 from zmqdist.messages import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scheduling.dispatcher.dispatched import (
+from tests.scheduling.dispatcher.helpers import (
     SEEN,
     coordinator,
     done,

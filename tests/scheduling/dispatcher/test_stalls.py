@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scheduling.dispatcher.dispatched import (
+from tests.scheduling.dispatcher.helpers import (
     begin,
     coordinator,
     done,

@@ -1,10 +1,10 @@
-"""Fixtures of this folder: machines of registered workers."""
+"""Fixtures of this folder: the machine of a registered worker."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.scheduling.worker.worked import ready
+from tests.scheduling.worker.helpers import ready
 from zmqdist.scheduling.worker.machine import WorkerMachine
 
 
@@ -12,9 +12,3 @@ from zmqdist.scheduling.worker.machine import WorkerMachine
 def worker() -> WorkerMachine:
     """A registered worker with one process slot."""
     return ready()
-
-
-@pytest.fixture
-def threads() -> WorkerMachine:
-    """A registered worker with one thread slot."""
-    return ready(threads=True)

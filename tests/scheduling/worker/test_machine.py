@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scheduling.worker.scripted import Script
-from tests.scheduling.worker.worked import (
+from tests.scheduling.worker.helpers import (
     LEASE_S,
     LIFE,
     WELCOME,
@@ -25,6 +24,7 @@ from tests.scheduling.worker.worked import (
     registration,
     welcome,
 )
+from tests.scheduling.worker.scripted import Script
 from tests.transcripts import check, promises_of, promises_shown
 from zmqdist import errors
 from zmqdist.events import Send, Ticked

@@ -7,23 +7,18 @@ from __future__ import annotations
 
 from zmqdist.events import Heard, ProcessExited, Send
 from zmqdist.messages import (
-    CANCELLED,
     VALUE,
     Assign,
     Define,
     Done,
-    EndRound,
     Message,
     Register,
     RegisterCoordinator,
-    Registered,
-    Results,
     Submit,
 )
 from zmqdist.scheduling.dispatcher.machine import Broker
 
 LEASE_S, BACK_S, CUT_S = 10.0, 1.0, 5.0
-WELCOME = Registered(0, 1.0, LEASE_S, CUT_S)
 SEEN = ProcessExited(100, -9, "log", job="worker", index=0)
 """Worker 0 was seen to end, by its parent."""
 
@@ -97,11 +92,3 @@ def given(effects: list[Send], *, careful: bool = False) -> list[tuple[str, int,
 
 def leases_of(effects: list[Send]) -> list[int]:
     return [lease for _, lease, _, _ in given(effects)]
-
-
-def end(broker: Broker, peer: str = "c", now: float = 0.0) -> list[Send]:
-    return hear(broker, peer, EndRound(1, 2.0), now)
-
-
-def cancelled(*works: int, attempt: int = 0, peer: str = "c") -> Send:
-    return Send(peer, Results([(work, attempt, CANCELLED, b"") for work in works]))

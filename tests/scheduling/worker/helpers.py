@@ -5,15 +5,12 @@ A lease's payload is its number, and all work is of coordinator 1, for function 
 
 from __future__ import annotations
 
-from zmqdist import errors
 from zmqdist.events import Heard, Send
 from zmqdist.messages import (
     CANCELLED,
     VALUE,
     Assign,
     Done,
-    Goodbye,
-    LeasesReturned,
     Message,
     Register,
     Registered,
@@ -23,8 +20,6 @@ from zmqdist.scheduling.worker.worker_events import (
     DispatcherConnected,
     Effect,
     Event,
-    Exit,
-    Give,
     SlotFinished,
     SlotReady,
 )
@@ -37,9 +32,6 @@ def welcome(serial: int) -> Registered:
     """Return the reply to the registration with this number; WELCOME is the reply to the first
     registration of a connection."""
     return Registered(3, BEAT_S, LEASE_S, 5.0, serial)
-
-
-GONE = [Send(DISPATCHER, Goodbye()), Exit(errors.OK, "")]
 
 
 def make(
@@ -106,31 +98,8 @@ def finish(
     )
 
 
-def batches(worker: WorkerMachine) -> None:
-    """Have slot 0 end a first quick work item (lease 1), so that it gets two at a time from then
-    on."""
-    assign(worker, 1)
-    finish(worker, 1)
-
-
-def give(*positions_and_leases: tuple[int, int], slot: int = 0, new: bool = False) -> Give:
-    return Give(
-        slot,
-        [(1, 7, b"f")] if new else [],
-        [(position, 1, 7, b"%d" % n) for position, n in positions_and_leases],
-    )
-
-
 def say(message: Message) -> Send:
     return Send(DISPATCHER, message)
-
-
-def started(*leases: int) -> Send:
-    return say(Done([], list(leases)))
-
-
-def returned(*leases: int) -> Send:
-    return say(LeasesReturned(list(leases)))
 
 
 def outcome(*leases: int, kind: int = VALUE, then: tuple[int, ...] = ()) -> Send:

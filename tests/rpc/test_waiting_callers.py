@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.rpc.hosted import Hosted
-from tests.rpc.polled import until
+from tests.rpc.helpers import Hosted, until
 from zmqdist import cancelled, errors
 from zmqdist.rpc import ZmqClient, ZmqServer
 
