@@ -33,7 +33,7 @@ def entered(machine: FairAdmission) -> list[object]:
     return items
 
 
-def test_a_client_with_one_call_does_not_wait_for_all_calls_of_another() -> None:
+def test_clients_take_turns() -> None:
     machine = turns()
     for number in range(5):
         machine.ready("greedy", number, f"greedy {number}")
@@ -51,7 +51,7 @@ def test_a_client_with_one_call_does_not_wait_for_all_calls_of_another() -> None
     assert (len(machine), machine.count) == (0, 0)
 
 
-def test_a_client_that_returns_has_its_turn_after_the_waiting_clients() -> None:
+def test_returning_client_queues_behind_waiting_ones() -> None:
     machine = turns()
     machine.ready("a", 1, "a1")
     machine.ready("b", 1, "b1")
@@ -60,7 +60,7 @@ def test_a_client_that_returns_has_its_turn_after_the_waiting_clients() -> None:
     assert drained(machine) == ["b1", "a2"]
 
 
-def test_arguments_are_admitted_up_to_the_bound_of_their_client_and_again_as_calls_begin() -> None:
+def test_arguments_are_admitted_up_to_bound_of_client() -> None:
     machine = turns()
     for number in range(5):
         machine.announced("a", number, 40, number)
@@ -72,7 +72,7 @@ def test_arguments_are_admitted_up_to_the_bound_of_their_client_and_again_as_cal
     assert machine.pulled == 80
 
 
-def test_arguments_of_all_clients_are_admitted_in_turn_up_to_the_bound_of_all() -> None:
+def test_arguments_are_admitted_up_to_bound_of_all() -> None:
     machine = FairAdmission(100, UNASKED, CLIENT, CLIENT_UNASKED)
     for client in ("a", "b", "c"):
         for number in range(3):
@@ -82,9 +82,7 @@ def test_arguments_of_all_clients_are_admitted_in_turn_up_to_the_bound_of_all() 
     assert entered(machine) == ["b1"]
 
 
-def test_a_call_that_is_too_large_for_a_client_is_admitted_alone_and_delays_no_other_client() -> (
-    None
-):
+def test_oversized_call_is_admitted_alone() -> None:
     machine = turns()
     machine.announced("a", 1, 10, "small")
     machine.announced("a", 2, 400, "large")
@@ -94,7 +92,7 @@ def test_a_call_that_is_too_large_for_a_client_is_admitted_alone_and_delays_no_o
     assert entered(machine) == ["large"]
 
 
-def test_smaller_calls_of_others_do_not_delay_a_large_one_for_ever() -> None:
+def test_small_calls_do_not_starve_large_call() -> None:
     machine = FairAdmission(100, UNASKED, 100, CLIENT_UNASKED)
     machine.announced("a", 0, 25, "a0")
     machine.announced("b", 0, 90, "large")
@@ -105,7 +103,7 @@ def test_smaller_calls_of_others_do_not_delay_a_large_one_for_ever() -> None:
     assert entered(machine) == ["large"]
 
 
-def test_a_call_beyond_the_bound_of_all_waits_until_no_other_bytes_count() -> None:
+def test_call_above_total_bound_waits_for_others() -> None:
     machine = turns()
     machine.announced("a", 1, 10, "small")
     machine.announced("b", 1, 5 * ALL, "huge")
@@ -115,7 +113,7 @@ def test_a_call_beyond_the_bound_of_all_waits_until_no_other_bytes_count() -> No
     assert entered(machine) == ["huge"]
 
 
-def test_a_client_that_sends_more_unasked_than_it_may_is_refused_with_the_bound() -> None:
+def test_excess_unasked_bytes_are_refused() -> None:
     machine = turns()
     assert machine.arrived("a", 1, 30) == ""
     assert machine.arrived("a", 2, 30) == (
@@ -126,7 +124,7 @@ def test_a_client_that_sends_more_unasked_than_it_may_is_refused_with_the_bound(
     assert machine.arrived("a", 2, 30) == ""
 
 
-def test_all_clients_together_are_bounded_too_and_nothing_is_kept_of_refused_calls() -> None:
+def test_unasked_bytes_of_all_clients_are_bounded() -> None:
     machine = turns()
     for number in range(10):
         assert machine.arrived(number, 0, 50) == ""
@@ -135,11 +133,11 @@ def test_all_clients_together_are_bounded_too_and_nothing_is_kept_of_refused_cal
     assert not machine.dropped("late", 0)
 
 
-def test_one_call_is_accepted_whatever_its_size() -> None:
+def test_single_call_of_any_size_is_accepted() -> None:
     assert turns().arrived("a", 1, 10 * ALL) == ""
 
 
-def test_requested_arguments_leave_room_for_the_small_calls_of_their_client() -> None:
+def test_requested_arguments_leave_room_for_small_calls() -> None:
     machine = turns()
     machine.announced("a", 1, 10 * ALL, "large")
     assert entered(machine) == ["large"]
@@ -147,7 +145,7 @@ def test_requested_arguments_leave_room_for_the_small_calls_of_their_client() ->
 
 
 @pytest.mark.parametrize("where", ["outside", "let in", "ready"])
-def test_a_call_that_was_dropped_leaves_nothing_and_never_begins(where: str) -> None:
+def test_dropped_call_leaves_nothing_and_never_begins(where: str) -> None:
     machine = turns()
     machine.announced("a", 1, 40, "item")
     if where != "outside":
@@ -160,7 +158,7 @@ def test_a_call_that_was_dropped_leaves_nothing_and_never_begins(where: str) -> 
     assert (len(machine), machine.count, machine.pulled, machine.unasked) == (0, 0, 0, 0)
 
 
-def test_nothing_is_left_of_a_client_that_has_disconnected() -> None:
+def test_disconnected_client_leaves_nothing() -> None:
     machine = turns()
     machine.arrived("a", 1, 10)
     machine.ready("a", 1, "ready")
@@ -173,9 +171,7 @@ def test_nothing_is_left_of_a_client_that_has_disconnected() -> None:
     assert not machine.dropped("a", 2)
 
 
-def test_when_the_server_stops_calls_without_their_arguments_never_begin_and_ready_ones_may() -> (
-    None
-):
+def test_stop_cuts_off_calls_without_arguments() -> None:
     machine = turns()
     machine.announced("a", 1, 90, "let in")
     assert entered(machine) == ["let in"]
@@ -193,7 +189,7 @@ def test_when_the_server_stops_calls_without_their_arguments_never_begin_and_rea
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_at_random_the_bounds_hold_all_ends_and_no_client_waits_for_two_calls_of_another(
+def test_bounds_and_turns_hold_at_random(
     seed: int,
 ) -> None:
     rng = random.Random(seed)
@@ -249,7 +245,7 @@ def test_at_random_the_bounds_hold_all_ends_and_no_client_waits_for_two_calls_of
 # -- no call ends ----------------------------------------------------------------------------------
 
 
-def test_a_jam_is_reported_once_each_time_that_it_begins() -> None:
+def test_jam_is_reported_once() -> None:
     jam = StallDetector(10.0)
     assert not jam.look(True, 5, 0.0)
     assert jam.deadline == 10.0
@@ -262,6 +258,6 @@ def test_a_jam_is_reported_once_each_time_that_it_begins() -> None:
     assert jam.deadline is None
 
 
-def test_a_server_whose_calls_end_is_in_no_jam_however_many_wait() -> None:
+def test_calls_that_end_are_no_jam() -> None:
     jam = StallDetector(10.0)
     assert not any(jam.look(True, second // 9, float(second)) for second in range(200))

@@ -76,7 +76,7 @@ def test_default_values_and_names_also_with_a_signature(serve: Serve, connect: C
         ((1,), {"c": {"y": 1}}, ValueError, "argument 2: expected the keys"),
     ],
 )
-def test_what_cannot_be_right_with_a_signature_is_refused_before_anything_is_sent(
+def test_arguments_against_signature_are_not_sent(
     serve: Serve, connect: Connect, args: Any, named: Any, error: type[Exception], told: str
 ) -> None:
     server = serve(three=(three, [INT, INT, {"x": INT}]))
@@ -95,9 +95,7 @@ def error_of_raw(client: ZmqClient, method: str, args: Any, named: Any) -> tuple
         return unchecked(channel, method, {**named, "": args} if named else args).get_error()
 
 
-def test_a_keyword_that_the_function_does_not_have_is_a_type_error_here_and_an_invalid_argument_there(
-    serve: Serve, connect: Connect
-) -> None:
+def test_unknown_keyword_is_error_at_both_ends(serve: Serve, connect: Connect) -> None:
     client = connect(serve(three=three, hypot=hypot, position_only=lambda a, /: a).address)
     for named, told in (
         ({"d": 1}, "unexpected keyword argument 'd'"),
@@ -115,9 +113,7 @@ def test_a_keyword_that_the_function_does_not_have_is_a_type_error_here_and_an_i
         client.three_blocking(b=1)
 
 
-def test_a_function_whose_parameters_python_cannot_tell_is_called_with_what_is_given(
-    serve: Serve, connect: Connect
-) -> None:
+def test_function_of_unknown_parameters_gets_all(serve: Serve, connect: Connect) -> None:
     class Untold:
         __signature__ = 5  # as some functions written in C
 
@@ -130,9 +126,7 @@ def test_a_function_whose_parameters_python_cannot_tell_is_called_with_what_is_g
     assert client.m_blocking(1, x=2) == [[1], {"x": 2}]
 
 
-def test_timeout_in_ms_and_out_are_the_clients_own_and_reach_a_parameter_by_position(
-    serve: Serve, connect: Connect
-) -> None:
+def test_client_keywords_reach_parameters_by_position(serve: Serve, connect: Connect) -> None:
     client = connect(serve(m=lambda timeout_in_ms, out=0: [timeout_in_ms, out]).address)
     assert client.m_blocking(1, 2, timeout_in_ms=5000) == [1, 2]
 
@@ -140,9 +134,7 @@ def test_timeout_in_ms_and_out_are_the_clients_own_and_reach_a_parameter_by_posi
 @pytest.mark.parametrize(
     "body", [{}, {"": [1]}, {"": 1}, {"": (1,), 5: 2}, {"b": 2}, 5, None, "text"]
 )
-def test_a_peer_that_lies_about_its_arguments_costs_only_itself(
-    serve: Serve, connect: Connect, body: Any
-) -> None:
+def test_wrong_arguments_cost_only_their_peer(serve: Serve, connect: Connect, body: Any) -> None:
     client = connect(serve(three=three, typed=(three, [INT, INT, INT])).address)
     for method in ("three", "typed"):
         with channel_to(client.address) as channel:
@@ -164,7 +156,7 @@ def numbers(count: Any, *, step: Any = 1) -> Iterator[int]:
     yield from range(0, count, step)
 
 
-def test_the_listing_tells_what_a_person_wants_to_know(serve: Serve, connect: Connect) -> None:
+def test_listing_describes_methods(serve: Serve, connect: Connect) -> None:
     server = ZmqServer("127.0.0.1:0")
     server.register("everything", everything)
     server.register("typed", typed)
@@ -223,7 +215,7 @@ def test_the_listing_tells_what_a_person_wants_to_know(serve: Serve, connect: Co
         [["m", None, None, None, False, False, 5]],
     ],
 )
-def test_a_server_that_lies_about_its_methods_is_found_out(connect: Connect, listing: Any) -> None:
+def test_wrong_listing_is_a_wire_error(connect: Connect, listing: Any) -> None:
     liar = Hosted()
     liar.service.register_later("zmqdist.methods", lambda call: call.reply(listing))
     with liar, pytest.raises(errors.WireError, match="its list of methods cannot be read"):
@@ -231,9 +223,7 @@ def test_a_server_that_lies_about_its_methods_is_found_out(connect: Connect, lis
     assert decode_methods([], "server") == {}
 
 
-def test_a_client_works_on_with_a_server_of_other_methods_and_learns_them_by_refresh(
-    serve: Serve, connect: Connect
-) -> None:
+def test_refresh_learns_methods_of_next_server(serve: Serve, connect: Connect) -> None:
     server = serve(old=lambda: "old", kept=lambda: 1)
     client, address = connect(server.address), server.address
     assert (client.old_blocking(), client.kept_blocking()) == ("old", 1)
@@ -251,7 +241,7 @@ def test_a_client_works_on_with_a_server_of_other_methods_and_learns_them_by_ref
     client.close()
 
 
-def test_a_refresh_takes_only_those_attributes_away_whose_methods_have_gone(serve: Serve) -> None:
+def test_refresh_removes_attributes_of_lost_methods(serve: Serve) -> None:
     """Other threads call the rest meanwhile."""
     taken: list[str] = []
 
@@ -271,9 +261,7 @@ def test_a_refresh_takes_only_those_attributes_away_whose_methods_have_gone(serv
         assert client.m_blocking() == 1
 
 
-def test_what_may_be_left_out_may_be_left_out_of_a_flat_call_too(
-    serve: Serve, connect: Connect
-) -> None:
+def test_flat_call_may_leave_out_defaults(serve: Serve, connect: Connect) -> None:
     pair = {"x": INT, "y": INT}
     client = connect(
         serve(
@@ -287,7 +275,7 @@ def test_what_may_be_left_out_may_be_left_out_of_a_flat_call_too(
         assert client.call("add", args).get_error()[0] == errors.INVALID_ARGUMENT
 
 
-def test_a_name_without_a_letter_is_no_keyword(serve: Serve, connect: Connect) -> None:
+def test_empty_name_is_no_keyword(serve: Serve, connect: Connect) -> None:
     """It would stand where the positional ones travel."""
     client = connect(serve(m=lambda *args, **named: [list(args), named]).address)
     with pytest.raises(TypeError, match="unexpected keyword argument ''"):
@@ -295,9 +283,7 @@ def test_a_name_without_a_letter_is_no_keyword(serve: Serve, connect: Connect) -
     assert client.m_blocking(1, **{"any thing": 2}) == [[1], {"any thing": 2}]
 
 
-def test_a_client_without_a_list_has_attributes_after_a_refresh(
-    serve: Serve, connect: Connect
-) -> None:
+def test_client_without_list_refreshes(serve: Serve, connect: Connect) -> None:
     client = connect(serve(m=lambda: 1).address, listing=False)
     assert not hasattr(client, "m")
     client.refresh()
@@ -322,7 +308,7 @@ class Model:
         return value
 
 
-def test_a_method_of_an_object_keeps_its_signature(serve: Serve, connect: Connect) -> None:
+def test_bound_method_keeps_its_signature(serve: Serve, connect: Connect) -> None:
     model = Model()
     client = connect(serve(times=model.times, upto=model.upto).address)
     assert [str(info) for info in client.methods().values()] == [
@@ -338,7 +324,7 @@ def test_a_method_of_an_object_keeps_its_signature(serve: Serve, connect: Connec
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "generator", "object"])
-def test_an_async_function_is_refused(kind: str) -> None:
+def test_async_function_is_refused(kind: str) -> None:
     async def coroutine() -> int:
         return 1
 
@@ -353,7 +339,7 @@ def test_an_async_function_is_refused(kind: str) -> None:
         ZmqServer("127.0.0.1:0").register("m", functions[kind])
 
 
-def test_a_generator_function_cannot_be_inline() -> None:
+def test_generator_function_cannot_be_inline() -> None:
     with pytest.raises(ValueError, match="m: a generator function has a thread of its own"):
         ZmqServer("127.0.0.1:0").register("m", numbers, inline=True)
 

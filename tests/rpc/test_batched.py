@@ -45,9 +45,7 @@ def rows(*numbers: int) -> Any:
     return np.array([[number, 10 * number] for number in numbers], np.float32)
 
 
-def test_calls_of_several_clients_run_as_one_and_each_gets_its_rows(
-    batched: Any, connect: Connect
-) -> None:
+def test_calls_of_clients_run_as_one_batch(batched: Any, connect: Connect) -> None:
     seen: list[Any] = []
 
     def double(array: Any) -> Any:
@@ -62,9 +60,7 @@ def test_calls_of_several_clients_run_as_one_and_each_gets_its_rows(
     assert seen == [(6, 2)]
 
 
-def test_structures_and_arguments_by_name_are_joined_leaf_by_leaf(
-    batched: Any, connect: Connect
-) -> None:
+def test_structures_are_joined_leaf_by_leaf(batched: Any, connect: Connect) -> None:
     def work(given: Any, *, scale: Any) -> Any:
         assert type(given["pair"]) is tuple
         return {"sum": given["a"] + given["pair"][0] * scale, "rest": [given["pair"][1]]}
@@ -81,7 +77,7 @@ def test_structures_and_arguments_by_name_are_joined_leaf_by_leaf(
     np.testing.assert_array_equal(ask[1].get_value()["rest"][0], rows(0, 1))
 
 
-def test_what_does_not_fit_together_is_another_batch(batched: Any, connect: Connect) -> None:
+def test_calls_of_different_kinds_are_separate_batches(batched: Any, connect: Connect) -> None:
     seen: list[Any] = []
 
     def note(array: Any) -> Any:
@@ -103,14 +99,14 @@ def test_what_does_not_fit_together_is_another_batch(batched: Any, connect: Conn
     assert sorted(seen) == [("<f8", (2,)), ("<f8", (2, 3)), ("<i8", (2,))]
 
 
-def test_a_call_waits_for_company_no_longer_than_the_delay(batched: Any, connect: Connect) -> None:
+def test_call_waits_at_most_the_delay(batched: Any, connect: Connect) -> None:
     client = connect(batched(lambda array: array + 1, max_batch=1000, max_delay_ms=1).address)
     np.testing.assert_array_equal(client.m_blocking(np.arange(3)), [1, 2, 3])
     assert client.m_blocking(np.zeros((0, 5))).shape == (0, 5)
     assert client.m_blocking(np.zeros(5000)).sum() == 5000
 
 
-def test_while_one_batch_runs_others_gather(batched: Any, connect: Connect) -> None:
+def test_calls_gather_while_batch_runs(batched: Any, connect: Connect) -> None:
     running, release = threading.Event(), threading.Event()
     sizes: list[int] = []
 
@@ -154,7 +150,7 @@ def test_while_one_batch_runs_others_gather(batched: Any, connect: Connect) -> N
         ),
     ],
 )
-def test_a_result_with_another_number_of_rows_is_unknown_for_all_of_the_batch(
+def test_result_with_wrong_rows_fails_its_batch(
     batched: Any, connect: Connect, result: Any, told: str
 ) -> None:
     client = connect(batched(result, max_batch=3, max_delay_ms=LATE_MS).address)
@@ -164,9 +160,7 @@ def test_a_result_with_another_number_of_rows_is_unknown_for_all_of_the_batch(
             outcome.get_value()
 
 
-def test_what_the_function_raises_goes_to_all_its_calls_and_to_no_others(
-    batched: Any, connect: Connect
-) -> None:
+def test_exception_fails_calls_of_its_batch_only(batched: Any, connect: Connect) -> None:
     def picky(array: Any) -> Any:
         if (array < 0).any():
             raise ValueError("negative")
@@ -215,9 +209,7 @@ def test_cancelled_calls_are_left_out(batched: Any, connect: Connect) -> None:
     assert seen == [[0.0], [4.0]]
 
 
-def test_nothing_is_kept_of_cancelled_calls_while_a_batch_runs(
-    batched: Any, connect: Connect
-) -> None:
+def test_cancelled_calls_leave_nothing_behind_batch(batched: Any, connect: Connect) -> None:
     running, release = threading.Event(), threading.Event()
 
     def slow(array: Any) -> Any:
@@ -238,9 +230,7 @@ def test_nothing_is_kept_of_cancelled_calls_while_a_batch_runs(
     assert first.is_ok()
 
 
-def test_a_batch_is_cancelled_when_none_of_its_callers_waits(
-    batched: Any, connect: Connect
-) -> None:
+def test_batch_without_callers_is_cancelled(batched: Any, connect: Connect) -> None:
     running, ended = threading.Event(), threading.Event()
 
     def work(array: Any) -> Any:
@@ -269,7 +259,7 @@ def test_a_batch_is_cancelled_when_none_of_its_callers_waits(
         (([],), "arrays of the same number of rows, given none at all"),
     ],
 )
-def test_what_has_no_rows_is_refused_and_harms_no_other_call(
+def test_arguments_without_rows_are_refused(
     batched: Any, connect: Connect, args: Any, told: str
 ) -> None:
     client = connect(batched(lambda *args: args[0], max_batch=2, max_delay_ms=LATE_MS).address)
@@ -281,7 +271,7 @@ def test_what_has_no_rows_is_refused_and_harms_no_other_call(
     assert two.is_ok()
 
 
-def test_a_peer_that_lies_about_its_rows_costs_only_itself(batched: Any, connect: Connect) -> None:
+def test_wrong_rows_cost_only_their_peer(batched: Any, connect: Connect) -> None:
     """An array without bytes can have any number of rows, and a dict keys that cannot be sorted."""
     server = batched(lambda array: np.asarray(array) * 2, max_batch=4, max_delay_ms=1)
     liar, client = connect(server.address), connect(server.address)
@@ -309,7 +299,7 @@ def test_signatures_make_arrays_of_what_is_given_and_check_it(
     assert client.methods()["m"].batch
 
 
-def test_a_server_that_stops_runs_what_waits(batched: Any, connect: Connect) -> None:
+def test_stopping_server_runs_waiting_batches(batched: Any, connect: Connect) -> None:
     server = batched(lambda array: array + 1, max_batch=100, max_delay_ms=LATE_MS)
     client = connect(server.address)
     outcomes = [client.m(np.zeros(n)) for n in (1, 2)]
@@ -318,7 +308,7 @@ def test_a_server_that_stops_runs_what_waits(batched: Any, connect: Connect) -> 
     assert [outcome.get_value().tolist() for outcome in outcomes] == [[1.0], [1.0, 1.0]]
 
 
-def test_a_server_that_stops_still_runs_one_batch_at_a_time(batched: Any, connect: Connect) -> None:
+def test_stopping_server_runs_batches_one_by_one(batched: Any, connect: Connect) -> None:
     running, release, guard = threading.Event(), threading.Event(), threading.Lock()
     together: list[bool] = []
 

@@ -19,7 +19,7 @@ Connect = Callable[..., ZmqClient]
 
 
 @pytest.mark.parametrize("inline", [frozenset({"echo"}), frozenset()], ids=["inline", "pool"])
-def test_a_thousand_calls_that_nobody_waits_for_one_by_one_are_few_messages_each_way(
+def test_thousand_calls_take_few_messages(
     serve: Serve, connect: Connect, inline: frozenset[str]
 ) -> None:
     # else each reply may arrive before the next call is made, on a busy machine
@@ -41,7 +41,7 @@ def test_a_thousand_calls_that_nobody_waits_for_one_by_one_are_few_messages_each
     assert client.snapshot().messages_received - back < (200 if inline else 600)
 
 
-def test_calls_that_nobody_ever_asks_about_are_carried_out(serve: Serve, connect: Connect) -> None:
+def test_calls_without_reader_are_carried_out(serve: Serve, connect: Connect) -> None:
     hold = threading.Event()
     ran: list[int] = []
     client = connect(serve(hold=lambda: hold.wait(30), note=ran.append).address)
@@ -52,9 +52,7 @@ def test_calls_that_nobody_ever_asks_about_are_carried_out(serve: Serve, connect
     hold.set()
 
 
-def test_calls_made_right_before_the_client_is_closed_or_dropped_are_carried_out(
-    serve: Serve, connect: Connect
-) -> None:
+def test_calls_before_close_are_carried_out(serve: Serve, connect: Connect) -> None:
     hold = threading.Event()
     ran: list[int] = []
     server = serve(inline=frozenset({"note"}), hold=lambda: hold.wait(30), note=ran.append)
@@ -69,7 +67,7 @@ def test_calls_made_right_before_the_client_is_closed_or_dropped_are_carried_out
     hold.set()
 
 
-def test_each_call_of_a_message_has_its_own_outcome(serve: Serve, connect: Connect) -> None:
+def test_calls_of_message_have_separate_outcomes(serve: Serve, connect: Connect) -> None:
     def even(value: int) -> int:
         if value % 2:
             raise ValueError(f"{value} is odd")
@@ -100,7 +98,7 @@ def bodies_of(stranger: Dialled, messages: list[Any], count: int) -> list[int]:
     return got
 
 
-def test_the_answers_of_one_turn_leave_together_up_to_the_bounds(serve: Serve) -> None:
+def test_replies_of_turn_leave_together(serve: Serve) -> None:
     server = serve(inline=frozenset({"echo"}), echo=lambda value: value)
     small, _ = payload.pack((1,))
     fifth, _ = payload.pack((bytes(BATCH_BYTES_MAX // 5),))
@@ -111,7 +109,7 @@ def test_the_answers_of_one_turn_leave_together_up_to_the_bounds(serve: Serve) -
         assert bodies_of(stranger, [(large, ())], 6) == [5, 1]
 
 
-def test_calls_in_one_message_that_should_not_be_there_are_dropped(serve: Serve) -> None:
+def test_wrong_calls_in_message_are_dropped(serve: Serve) -> None:
     ran: list[int] = []
     server = serve(inline=frozenset({"note"}), note=ran.append)
     body, _ = payload.pack((1,))

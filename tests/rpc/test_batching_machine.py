@@ -8,7 +8,7 @@ from math import inf
 from zmqdist.rpc.batching_machine import Batches
 
 
-def test_calls_of_one_kind_gather_until_the_first_has_waited_long_enough() -> None:
+def test_calls_gather_until_first_has_waited() -> None:
     batches: Batches[str] = Batches(10, 1.0)
     assert batches.deadline == inf
     batches.arrived("a", "kind", 2, 5.0)
@@ -20,7 +20,7 @@ def test_calls_of_one_kind_gather_until_the_first_has_waited_long_enough() -> No
     assert batches.deadline == inf
 
 
-def test_a_full_batch_does_not_wait() -> None:
+def test_full_batch_does_not_wait() -> None:
     batches: Batches[str] = Batches(4, 1.0)
     batches.arrived("a", "kind", 3, 0.0)
     batches.arrived("b", "kind", 1, 0.0)
@@ -28,7 +28,7 @@ def test_a_full_batch_does_not_wait() -> None:
     assert batches.ready(0.0) == ["a", "b"]
 
 
-def test_a_call_that_does_not_fit_closes_the_batch_before_it() -> None:
+def test_call_that_does_not_fit_closes_batch() -> None:
     batches: Batches[str] = Batches(4, 1.0)
     batches.arrived("a", "kind", 3, 0.0)
     batches.arrived("b", "kind", 2, 0.5)
@@ -37,7 +37,7 @@ def test_a_call_that_does_not_fit_closes_the_batch_before_it() -> None:
     assert batches.deadline == 1.5
 
 
-def test_a_call_of_more_rows_than_a_batch_has_runs_alone_and_at_once() -> None:
+def test_oversized_call_runs_alone_at_once() -> None:
     batches: Batches[str] = Batches(4, 1.0)
     batches.arrived("a", "kind", 1, 0.0)
     batches.arrived("large", "kind", 100, 0.0)
@@ -46,7 +46,7 @@ def test_a_call_of_more_rows_than_a_batch_has_runs_alone_and_at_once() -> None:
     assert batches.ready(1.0) == ["b"]
 
 
-def test_calls_of_another_kind_have_another_batch_and_the_oldest_batch_runs_first() -> None:
+def test_oldest_batch_of_kinds_runs_first() -> None:
     batches: Batches[str] = Batches(2, 1.0)
     batches.arrived("slow", "one", 1, 0.0)
     batches.arrived("a", "two", 1, 0.5)
@@ -55,7 +55,7 @@ def test_calls_of_another_kind_have_another_batch_and_the_oldest_batch_runs_firs
     assert batches.ready(1.0) == ["a", "b"]
 
 
-def test_the_batch_that_was_opened_first_runs_first_even_if_another_was_full_first() -> None:
+def test_first_opened_batch_runs_before_full_batch() -> None:
     batches: Batches[str] = Batches(2, 1.0)
     batches.arrived("a", "one", 1, 0.0)
     batches.arrived("b", "two", 1, 0.1)
@@ -68,7 +68,7 @@ def test_the_batch_that_was_opened_first_runs_first_even_if_another_was_full_fir
     ]
 
 
-def test_a_full_batch_whose_calls_are_all_dropped_does_not_run() -> None:
+def test_full_batch_without_calls_does_not_run() -> None:
     batches: Batches[str] = Batches(1, 1.0)
     given = {name: batches.arrived(name, "kind", 1, now) for now, name in enumerate("abc")}
     for name in "ba":
@@ -86,13 +86,13 @@ def test_calls_without_rows_fill_no_batch() -> None:
     assert batches.ready(1.0) == [0, 1, 2, 3, 4]
 
 
-def test_without_a_delay_no_call_waits() -> None:
+def test_zero_delay_means_no_wait() -> None:
     batches: Batches[str] = Batches(8, 0.0)
     batches.arrived("a", "kind", 1, 3.0)
     assert batches.ready(3.0) == ["a"]
 
 
-def test_a_call_that_was_dropped_takes_no_place_and_is_not_kept() -> None:
+def test_dropped_call_takes_no_rows() -> None:
     batches: Batches[str] = Batches(3, 1.0)
     for call, kind in (("a", "k"), ("b", "k"), ("alone", "other")):
         batch = batches.arrived(call, kind, 1, 0.0)
@@ -112,7 +112,7 @@ def test_a_call_that_was_dropped_takes_no_place_and_is_not_kept() -> None:
     assert batches.deadline == inf
 
 
-def test_every_call_is_in_one_batch_of_its_kind_in_order_within_the_bounds(seed: int) -> None:
+def test_batches_at_random_keep_order_and_bounds(seed: int) -> None:
     rng = random.Random(seed)
     rows_max, delay_s = rng.randrange(1, 8), rng.choice([0.0, 0.5, 2.0])
     batches: Batches[tuple[int, int, int, float]] = Batches(rows_max, delay_s)

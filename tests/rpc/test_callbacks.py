@@ -57,9 +57,7 @@ CASES: dict[str, tuple[Does, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_callback_of_a_call_may_wait_for_its_client(
-    serve: Serve, connect: Connect, case: str
-) -> None:
+def test_callback_may_call_its_client(serve: Serve, connect: Connect, case: str) -> None:
     gate, ended = threading.Event(), threading.Event()
     returned: list[Any] = []
 

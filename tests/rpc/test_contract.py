@@ -98,7 +98,7 @@ def test_exported_rpc_api_static_factory(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("create", [Server.create, Client.create])
-def test_another_layer_than_zmq_is_refused(create: Any) -> None:
+def test_layer_other_than_zmq_is_refused(create: Any) -> None:
     with pytest.raises(ValueError, match=r"zmq.*supported"):
         create("grpc", "127.0.0.1:0")
 
@@ -114,9 +114,7 @@ def test_another_layer_than_zmq_is_refused(create: Any) -> None:
     ],
     ids=["int", "bytes", "long", "lines", "surrogate"],
 )
-def test_a_name_that_no_server_would_accept_is_refused_before_anything_is_sent(
-    name: Any, text: str
-) -> None:
+def test_invalid_method_name_is_not_sent(name: Any, text: str) -> None:
     with pytest.raises((TypeError, errors.InvalidArgumentError)) as caught:
         Client.create("zmq", "127.0.0.1:9", name)
     assert str(caught.value) == text
@@ -173,7 +171,7 @@ def test_output_specs(serve: Serve, connect: Connect) -> None:
         ([INT, TensorSpec((2,), np.int32)], r"value 1 .* expected int32 of shape \(2,\)"),
     ],
 )
-def test_output_specs_that_do_not_fit_are_an_invalid_argument_when_the_value_is_taken(
+def test_value_against_output_specs_is_invalid(
     serve: Serve, connect: Connect, specs: Any, told: str
 ) -> None:
     outcome = connect(serve(pair=lambda: (np.int32(1), np.int32(2))).address).call(
@@ -220,7 +218,7 @@ Pair = namedtuple("Pair", ["x", "y"])
         ([INT], (1, 2), ValueError, "expected 1 arguments, given 2"),
     ],
 )
-def test_another_structure_is_refused_before_anything_is_sent(
+def test_wrong_structure_is_not_sent(
     serve: Serve, connect: Connect, signature: Any, args: Any, error: type[Exception], told: str
 ) -> None:
     client = connect(serve(m=(lambda a: None, signature)).address)
@@ -229,7 +227,7 @@ def test_another_structure_is_refused_before_anything_is_sent(
     assert client.snapshot().calls == 0
 
 
-def test_the_structures_of_a_signature_reach_the_function(serve: Serve, connect: Connect) -> None:
+def test_structures_of_signature_reach_function(serve: Serve, connect: Connect) -> None:
     seen: queue.SimpleQueue[Any] = queue.SimpleQueue()
     signature = [Pair(INT, [INT]), TensorSpec((None,), np.float32)]
     client = connect(serve(m=(lambda *args: seen.put(args), signature)).address)
@@ -410,9 +408,7 @@ def test_multi_device_resource_cpu(serve: Serve, connect: Connect) -> None:
 # -- rules that TensorFlow documents, or breaks, without a test ------------------------------------
 
 
-def test_servers_of_one_address_are_independent_and_the_second_cannot_start(
-    serve: Serve, connect: Connect
-) -> None:
+def test_second_server_of_address_cannot_start(serve: Serve, connect: Connect) -> None:
     first = serve(m=lambda: "first")
     second = Server.create("zmq", first.address)  # opens no port
     second.register("m", lambda: "second")
@@ -425,7 +421,7 @@ def test_servers_of_one_address_are_independent_and_the_second_cannot_start(
     second.stop()
 
 
-def test_a_server_that_is_dropped_answers_what_runs_and_frees_its_port(connect: Connect) -> None:
+def test_dropped_server_replies_and_frees_port(connect: Connect) -> None:
     running, release = threading.Event(), threading.Event()
 
     def slow() -> str:
@@ -447,7 +443,7 @@ def test_a_server_that_is_dropped_answers_what_runs_and_frees_its_port(connect: 
         assert other.address == address
 
 
-def test_a_client_that_comes_while_a_server_stops_waits_for_the_next_one(serve: Serve) -> None:
+def test_client_waits_for_server_after_stopping_one(serve: Serve) -> None:
     running, release = threading.Event(), threading.Event()
 
     def slow() -> None:
@@ -482,15 +478,13 @@ def test_a_client_that_comes_while_a_server_stops_waits_for_the_next_one(serve: 
     second.stop()
 
 
-def test_a_host_that_does_not_exist_is_not_up_yet() -> None:
+def test_unknown_host_is_not_up_yet() -> None:
     address = "no-such-host.invalid:4711"
     with pytest.raises(errors.DeadlineExceededError):
         ZmqClient(address, "", True, 50, security=client_security(address, "client", insecure=True))
 
 
-def test_clients_of_one_name_live_side_by_side_also_after_one_could_not_be_made(
-    serve: Serve, connect: Connect
-) -> None:
+def test_clients_may_share_a_name(serve: Serve, connect: Connect) -> None:
     server = serve(m=lambda: 1)
     address = server.address
     first, second = connect(address, name="same"), connect(address, name="same")
@@ -502,7 +496,7 @@ def test_clients_of_one_name_live_side_by_side_also_after_one_could_not_be_made(
     assert (first.m_blocking(), connect(address, name="same").m_blocking()) == (2, 2)
 
 
-def test_a_time_of_0_or_less_stands_for_the_clients_own(serve: Serve, connect: Connect) -> None:
+def test_timeout_of_0_is_the_clients_default(serve: Serve, connect: Connect) -> None:
     release = threading.Event()
     # to connect is part of it
     client = connect(serve(slow=lambda: release.wait(30)).address, timeout_in_ms=500)
@@ -517,7 +511,7 @@ def test_a_time_of_0_or_less_stands_for_the_clients_own(serve: Serve, connect: C
 
 
 @pytest.mark.parametrize("time", [1e15, 1e300, 2**2000, math.inf])
-def test_a_time_beyond_all_lives_is_none(serve: Serve, connect: Connect, time: float) -> None:
+def test_huge_timeout_is_no_timeout(serve: Serve, connect: Connect, time: float) -> None:
     client = connect(serve(m=lambda: 1).address)
     assert client.m(timeout_in_ms=time).get_value() == 1
     assert client.m_blocking(timeout_in_ms=time) == 1
@@ -527,7 +521,7 @@ def test_a_time_beyond_all_lives_is_none(serve: Serve, connect: Connect, time: f
 @pytest.mark.parametrize(
     "kind", [np.float16, np.float32, np.float64, np.int8, np.int64, np.uint16, Fraction, Decimal]
 )
-def test_a_time_may_be_a_number_of_any_kind(serve: Serve, connect: Connect, kind: Any) -> None:
+def test_timeout_may_be_any_number(serve: Serve, connect: Connect, kind: Any) -> None:
     client = connect(serve(m=lambda: 1).address)
     assert client.m_blocking(timeout_in_ms=kind(0)) == 1
     now = time.monotonic()
@@ -539,9 +533,7 @@ def test_a_time_may_be_a_number_of_any_kind(serve: Serve, connect: Connect, kind
 @pytest.mark.parametrize(
     "time", [None, "5", b"5", [5], np.arange(3), math.nan, True, np.bool_(True)]
 )
-def test_a_time_that_is_no_number_is_told_and_nothing_is_sent(
-    serve: Serve, connect: Connect, time: Any
-) -> None:
+def test_timeout_without_number_is_refused(serve: Serve, connect: Connect, time: Any) -> None:
     client = connect(serve(m=lambda: 1).address)
     for ask in (
         client.m,
@@ -560,9 +552,7 @@ def test_a_time_that_is_no_number_is_told_and_nothing_is_sent(
 
 
 @pytest.mark.parametrize("name", ["\ud800", "m\udcff"])
-def test_a_name_that_cannot_be_sent_is_told_and_harms_no_other_call(
-    serve: Serve, connect: Connect, name: str
-) -> None:
+def test_unencodable_name_harms_no_call(serve: Serve, connect: Connect, name: str) -> None:
     release = threading.Event()
     client = connect(serve(hold=lambda: release.wait(30), m=lambda: 1).address)
     held, gathering = client.hold(), client.m()
@@ -578,13 +568,13 @@ def test_a_name_that_cannot_be_sent_is_told_and_harms_no_other_call(
 
 
 @pytest.mark.parametrize("address", [None, 5, b"127.0.0.1:1"])
-def test_an_address_is_a_text(address: Any) -> None:
+def test_address_is_a_text(address: Any) -> None:
     for make in (Server.create, Client.create):
         with pytest.raises(TypeError, match=r"address is .*, wants a str"):
             make("zmq", address)
 
 
-def test_a_long_message_of_an_error_arrives_whole(serve: Serve, connect: Connect) -> None:
+def test_long_error_message_arrives_whole(serve: Serve, connect: Connect) -> None:
     def fail() -> None:
         raise ValueError("x" * 100_000)
 

@@ -143,7 +143,7 @@ def streamed(serve: Serve, connect: Connect, fail: Callable[[], Any]) -> Any:
 
 @pytest.mark.parametrize("way", [in_the_pool, inline, batched, streamed])
 @pytest.mark.parametrize("kind", RAISED)
-def test_whatever_a_handler_raises_ends_its_call_with_an_error(
+def test_exception_of_handler_ends_its_call(
     serve: Serve, connect: Connect, kind: str, way: Callable[..., Any]
 ) -> None:
     make, code, text = RAISED[kind]
@@ -157,9 +157,7 @@ def test_whatever_a_handler_raises_ends_its_call_with_an_error(
 
 @pytest.mark.parametrize("raises", [False, True], ids=["fails", "raises"])
 @pytest.mark.parametrize("kind", RAISED)
-def test_so_does_what_a_method_that_answers_later_raises_and_what_it_fails_with(
-    connect: Connect, kind: str, raises: bool
-) -> None:
+def test_exception_of_later_method_ends_its_call(connect: Connect, kind: str, raises: bool) -> None:
     make, code, text = RAISED[kind]
 
     def later(asked: PendingCall) -> None:
@@ -174,7 +172,7 @@ def test_so_does_what_a_method_that_answers_later_raises_and_what_it_fails_with(
     assert (got, message[: len(text)]) == (code, text)
 
 
-def test_no_error_takes_a_thread_of_the_server_away(serve: Serve, connect: Connect) -> None:
+def test_errors_keep_handler_threads(serve: Serve, connect: Connect) -> None:
     def fail() -> None:
         raise Ends
 
@@ -203,7 +201,7 @@ def test_work_that_raises_does_not_end_a_thread_of_the_pool(
 @pytest.mark.parametrize(
     "error", [ValueError(LONG), errors.NotFoundError(None, None, LONG)], ids=["plain", "OpError"]
 )
-def test_a_long_text_of_an_error_loses_its_middle_and_says_so(error: Exception) -> None:
+def test_long_error_text_loses_its_middle(error: Exception) -> None:
     try:
         raise error
     except Exception as raised:
@@ -227,9 +225,7 @@ def test_calls_beside_one_with_a_long_error_are_not_harmed(serve: Serve, connect
     ]
 
 
-def test_a_done_callback_that_ends_its_thread_harms_no_other(
-    serve: Serve, connect: Connect
-) -> None:
+def test_failing_callback_harms_no_other(serve: Serve, connect: Connect) -> None:
     release, called = threading.Event(), threading.Event()
     call = connect(serve(m=lambda: release.wait(20)).address).m()
     call.add_done_callback(lambda call: sys.exit())
@@ -247,9 +243,7 @@ LOOP.append(LOOP)
     [deep(DEPTH_MAX + 1), deep(1000), deep(50_000), LOOP],
     ids=["65", "1000", "50000", "loop"],
 )
-def test_a_value_that_is_nested_too_deeply_is_an_invalid_argument_at_both_ends(
-    serve: Serve, connect: Connect, value: Any
-) -> None:
+def test_deep_nesting_is_invalid_at_both_ends(serve: Serve, connect: Connect, value: Any) -> None:
     client = connect(serve(take=lambda value: None, give=lambda: value).address)
     for ask in (client.take, client.take_blocking, lambda value: client.take(value=value)):
         with pytest.raises(
@@ -261,7 +255,7 @@ def test_a_value_that_is_nested_too_deeply_is_an_invalid_argument_at_both_ends(
 
 
 @pytest.mark.parametrize("value", [deep(1000), deep(50_000), LOOP], ids=["1000", "50000", "loop"])
-def test_so_are_leaves_that_cannot_be_reached(serve: Serve, connect: Connect, value: Any) -> None:
+def test_unreachable_leaves_are_invalid(serve: Serve, connect: Connect, value: Any) -> None:
     client = connect(serve(take=lambda value: None).address)
     with pytest.raises(
         errors.InvalidArgumentError, match="deeper than 64 levels, or contains itself"
@@ -269,9 +263,7 @@ def test_so_are_leaves_that_cannot_be_reached(serve: Serve, connect: Connect, va
         client.call("take", value)
 
 
-def test_a_method_that_returns_a_generator_is_told_how_streams_are_made(
-    serve: Serve, connect: Connect
-) -> None:
+def test_returned_generator_error_explains_streams(serve: Serve, connect: Connect) -> None:
     def count() -> Iterator[int]:
         yield 1
 

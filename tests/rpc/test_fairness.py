@@ -52,14 +52,12 @@ class Held:
 @pytest.mark.parametrize(
     ("given", "error"), [(0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError)]
 )
-def test_the_number_of_handler_threads_is_an_int_of_one_or_more(
-    given: Any, error: type[Exception]
-) -> None:
+def test_threads_max_is_a_positive_int(given: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="threads_max is "):
         Server.create("zmq", "127.0.0.1:0", threads_max=given)
 
 
-def test_so_many_calls_run_at_a_time_as_there_may_be_threads(connect: Connect) -> None:
+def test_calls_run_up_to_threads_max(connect: Connect) -> None:
     meeting = threading.Barrier(40)
     server = Server.create("zmq", "127.0.0.1:0", threads_max=40)
     server.register("meet", lambda: meeting.wait(30))
@@ -71,7 +69,7 @@ def test_so_many_calls_run_at_a_time_as_there_may_be_threads(connect: Connect) -
         assert server.snapshot().threads == server.snapshot().threads_max == 40
 
 
-def test_a_client_of_one_call_does_not_wait_for_all_calls_of_another(connect: Connect) -> None:
+def test_clients_take_turns_at_threads(connect: Connect) -> None:
     with Held() as held:
         greedy, modest = connect(held.server.address), connect(held.server.address)
         many = [greedy.size("x", number) for number in range(50)]
@@ -85,7 +83,7 @@ def test_a_client_of_one_call_does_not_wait_for_all_calls_of_another(connect: Co
         assert held.seen == list(range(50))
 
 
-def test_small_calls_that_do_not_fit_wait_at_their_client_and_those_of_others_do_not(
+def test_excess_small_calls_wait_at_their_client(
     connect: Connect,
 ) -> None:
     with Held() as held:
@@ -100,7 +98,7 @@ def test_small_calls_that_do_not_fit_wait_at_their_client_and_those_of_others_do
         assert {each.get_value() for each in many} == {len(piece)}
 
 
-def test_what_was_held_back_leaves_when_what_was_before_it_is_given_up(connect: Connect) -> None:
+def test_held_call_leaves_after_cancelled_one(connect: Connect) -> None:
     with Held() as held:
         client = connect(held.server.address)
         piece = np.zeros(256 * 2**10, np.uint8)
@@ -151,7 +149,7 @@ def test_large_arrays_that_do_not_fit_wait_at_their_client(
         )  # in the order in which they are complete
 
 
-def test_a_blocking_call_that_is_held_back_goes_on_by_itself_and_its_deadline_counts(
+def test_held_blocking_call_continues_by_itself(
     connect: Connect, route: str, small_bounds: int
 ) -> None:
     with Held() as held:
@@ -167,7 +165,7 @@ def test_a_blocking_call_that_is_held_back_goes_on_by_itself_and_its_deadline_co
 
 
 @pytest.mark.parametrize("how", ["cancelled", "closed"])
-def test_nothing_is_left_of_held_calls_that_nobody_waits_for(
+def test_abandoned_held_calls_leave_nothing(
     connect: Connect, route: str, small_bounds: int, how: str
 ) -> None:
     with Held() as held:
@@ -186,9 +184,7 @@ def test_nothing_is_left_of_held_calls_that_nobody_waits_for(
         assert connect(held.server.address).size_blocking("after") == 5
 
 
-def test_a_server_that_stops_says_that_what_it_has_not_let_in_was_not_carried_out(
-    connect: Connect, route: str, small_bounds: int
-) -> None:
+def test_stop_refuses_calls_not_let_in(connect: Connect, route: str, small_bounds: int) -> None:
     with Held() as held:
         client = connect(held.server.address)
         many = large(client, EAGER_BYTES_MAX + small_bounds + 40 * MIB)
@@ -214,9 +210,7 @@ def test_a_server_that_stops_says_that_what_it_has_not_let_in_was_not_carried_ou
 
 
 @pytest.mark.parametrize("batch", [False, True], ids=["threads", "batches"])
-def test_a_server_whose_grace_is_over_says_that_what_waits_for_a_thread_was_not_carried_out(
-    connect: Connect, batch: bool
-) -> None:
+def test_stop_after_grace_refuses_waiting_calls(connect: Connect, batch: bool) -> None:
     go, begun = threading.Event(), threading.Event()
     seen: list[int] = []
 
@@ -246,7 +240,7 @@ def test_a_server_whose_grace_is_over_says_that_what_waits_for_a_thread_was_not_
     until(lambda: seen == [0])
 
 
-def test_handlers_may_wait_for_a_small_call_of_the_client_whose_large_ones_keep_the_server_busy(
+def test_small_call_passes_large_calls_of_its_client(
     connect: Connect,
 ) -> None:
     told = threading.Event()
@@ -263,7 +257,7 @@ def test_handlers_may_wait_for_a_small_call_of_the_client_whose_large_ones_keep_
         assert {each.get_value() for each in many} == {True}
 
 
-def test_a_batched_method_has_the_same_bounds(
+def test_batched_method_has_the_same_bounds(
     connect: Connect, route: str, small_bounds: int
 ) -> None:
     go = threading.Event()
@@ -290,7 +284,7 @@ def test_a_batched_method_has_the_same_bounds(
         until(lambda: server.snapshot().bytes_waiting == 0)
 
 
-def test_a_client_that_sends_more_than_it_may_is_refused_with_the_bound(connect: Connect) -> None:
+def test_client_above_its_bound_is_refused(connect: Connect) -> None:
     with Held() as held, stranger_to(held.server.address) as (peer, life):
         body = safe.encode((b"\0" * 1000 * 60,))[0]
         count = CLIENT_UNASKED_BYTES_MAX // len(body) + 20
@@ -304,7 +298,7 @@ def test_a_client_that_sends_more_than_it_may_is_refused_with_the_bound(connect:
         assert connect(held.server.address).now_blocking() == 1
 
 
-def test_what_a_client_gave_up_makes_room_for_it_though_that_was_just_done_for_another(
+def test_sweep_of_client_is_independent_of_others(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zmqdist.rpc.service.SWEEP_S", 3600.0)
@@ -345,5 +339,5 @@ def codes(peer: Any) -> dict[int, int]:
     }
 
 
-def test_the_bound_of_a_client_is_more_than_it_sends_unasked() -> None:
+def test_client_bound_exceeds_unasked_window() -> None:
     assert EAGER_BYTES_MAX < CLIENT_UNASKED_BYTES_MAX < CLIENT_PULLED_BYTES_MAX

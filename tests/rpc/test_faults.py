@@ -42,9 +42,7 @@ sys.stdin.read()
 # -- the server goes -------------------------------------------------------------------------------
 
 
-def test_a_server_killed_with_a_call_in_flight_is_unavailable_at_once(
-    child: Child, connect: Connect
-) -> None:
+def test_killed_server_is_unavailable_at_once(child: Child, connect: Connect) -> None:
     process = child(SERVER, "127.0.0.1:0")
     client = connect(address_of(process), timeout_in_ms=30_000)
     outcome = client.sleep(60)
@@ -60,9 +58,7 @@ def test_a_server_killed_with_a_call_in_flight_is_unavailable_at_once(
         outcome.get_value()
 
 
-def test_a_call_made_while_the_server_is_away_succeeds_when_it_is_back(
-    child: Child, connect: Connect
-) -> None:
+def test_call_waits_for_absent_server(child: Child, connect: Connect) -> None:
     process = child(SERVER, "127.0.0.1:0")
     client = connect(address := address_of(process), timeout_in_ms=30_000)
     process.kill()
@@ -75,9 +71,7 @@ def test_a_call_made_while_the_server_is_away_succeeds_when_it_is_back(
     assert client.echo_blocking("again") == "again"
 
 
-def test_methods_are_asked_for_again_where_the_connection_went_meanwhile(
-    child: Child, connect: Connect
-) -> None:
+def test_listing_is_repeated_after_lost_connection(child: Child, connect: Connect) -> None:
     process = child(SERVER, "127.0.0.1:0")
     client = connect(address := address_of(process), timeout_in_ms=30_000)
     stop(process.pid)
@@ -92,7 +86,7 @@ def test_methods_are_asked_for_again_where_the_connection_went_meanwhile(
     assert "echo" in found[0]
 
 
-def test_work_of_the_pool_that_is_no_call_is_refused_when_the_server_stops_before_it() -> None:
+def test_pool_work_is_refused_after_stop() -> None:
     server = Hosted(threads_max=1)
     running, release = threading.Event(), threading.Event()
     refused: list[errors.OpError] = []
@@ -139,9 +133,7 @@ def test_stopping_refuses_new_calls_and_answers_those_that_run(
         server.start()
 
 
-def test_a_handler_that_outlasts_the_grace_does_not_keep_the_server(
-    serve: Serve, connect: Connect
-) -> None:
+def test_handler_beyond_grace_does_not_keep_server(serve: Serve, connect: Connect) -> None:
     running, release = threading.Event(), threading.Event()
     server = serve(slow=lambda: (running.set(), release.wait(30)))
     outcome = connect(server.address).slow()
@@ -155,7 +147,7 @@ def test_a_handler_that_outlasts_the_grace_does_not_keep_the_server(
 
 
 @pytest.mark.parametrize("spin_s", [0.0, channel.SPIN_S], ids=["sleeping at once", "looking first"])
-def test_eight_threads_of_mixed_calls_against_late_answers_never_stall(
+def test_mixed_calls_of_threads_never_stall(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, spin_s: float
 ) -> None:
     monkeypatch.setattr(channel, "SPIN_S", spin_s)
@@ -293,7 +285,7 @@ def test_closing_a_client_cancels_what_is_pending(serve: Serve, connect: Connect
     client.close()
 
 
-def test_a_client_lives_as_long_as_what_was_asked_through_it(serve: Serve) -> None:
+def test_client_lives_as_long_as_its_calls(serve: Serve) -> None:
     server = serve(echo=lambda value: value)
     assert Client.create("zmq", server.address, "", 5000).echo("kept").get_value() == "kept"
     told: list[Any] = []
@@ -304,7 +296,7 @@ def test_a_client_lives_as_long_as_what_was_asked_through_it(serve: Serve) -> No
     until(lambda: told == ["told"])
 
 
-def test_a_client_without_a_server_that_is_dropped_leaves_no_thread(serve: Serve) -> None:
+def test_dropped_client_leaves_no_thread(serve: Serve) -> None:
     server = serve()
     server.stop()
     client = ZmqClient(server.address)
@@ -316,9 +308,7 @@ def test_a_client_without_a_server_that_is_dropped_leaves_no_thread(serve: Serve
     until(lambda: reader not in {thread.name for thread in threading.enumerate()})
 
 
-def test_cancel_ends_a_call_and_one_that_has_not_begun_never_runs(
-    serve: Serve, connect: Connect
-) -> None:
+def test_cancelled_call_never_begins(serve: Serve, connect: Connect) -> None:
     release = threading.Event()
     ran: list[int] = []
     server = serve(hold=lambda: release.wait(30), note=ran.append)
@@ -339,7 +329,7 @@ def test_cancel_ends_a_call_and_one_that_has_not_begun_never_runs(
 # -- secrets and addresses -------------------------------------------------------------------------
 
 
-def test_a_wrong_token_is_unauthenticated(serve: Serve, tmp_path: Any) -> None:
+def test_wrong_token_is_unauthenticated(serve: Serve, tmp_path: Any) -> None:
     server = serve(m=lambda: 1)
     (tmp_path / "other").write_text("another token, long enough to be one, surely so")
     (tmp_path / "other").chmod(0o600)
@@ -359,7 +349,7 @@ def test_a_wrong_token_is_unauthenticated(serve: Serve, tmp_path: Any) -> None:
         ("taken", errors.UnknownError, "could not bind .*in use"),
     ],
 )
-def test_an_address_that_cannot_be_served_is_told_at_once(
+def test_unusable_address_fails_at_once(
     serve: Serve, address: str, error: type[Exception], told: str
 ) -> None:
     if address == "taken":
@@ -368,7 +358,7 @@ def test_an_address_that_cannot_be_served_is_told_at_once(
         Server.create("zmq", address).start()
 
 
-def test_starting_twice_does_nothing_and_the_base_classes_do_not_exist(serve: Serve) -> None:
+def test_second_start_does_nothing(serve: Serve) -> None:
     server = serve()
     address = server.address
     server.start()
@@ -404,7 +394,7 @@ class Rude(Exception):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
 )
-def test_what_a_handler_raises_arrives_with_code_class_text_and_traceback(
+def test_exception_arrives_with_code_and_traceback(
     serve: Serve,
     connect: Connect,
     raised: BaseException,
@@ -423,9 +413,7 @@ def test_what_a_handler_raises_arrives_with_code_class_text_and_traceback(
         client.m_blocking()
 
 
-def test_a_value_that_cannot_travel_is_refused_where_it_stands(
-    serve: Serve, connect: Connect
-) -> None:
+def test_value_that_cannot_travel_is_refused(serve: Serve, connect: Connect) -> None:
     client = connect(serve(give=lambda: {"a": [1, object()]}, take=lambda value: None).address)
     with pytest.raises(errors.InvalidArgumentError, match=r"\['a'\]\[1\].*object"):
         client.give_blocking()
@@ -450,9 +438,7 @@ def test_a_value_that_cannot_travel_is_refused_where_it_stands(
         2**24 + 1,
     ],
 )
-def test_an_array_of_any_size_arrives_whole_and_writable(
-    serve: Serve, connect: Connect, size: int
-) -> None:
+def test_array_of_any_size_arrives_writable(serve: Serve, connect: Connect, size: int) -> None:
     client = connect(serve(echo=lambda array: array).address, timeout_in_ms=30_000)
     given = np.arange(size, dtype=np.uint8)
     got = client.echo_blocking({"a": given, "b": given[::2]})
@@ -461,7 +447,7 @@ def test_an_array_of_any_size_arrives_whole_and_writable(
     assert got["a"].flags.writeable
 
 
-def test_an_argument_is_a_snapshot(serve: Serve, connect: Connect) -> None:
+def test_argument_is_a_snapshot(serve: Serve, connect: Connect) -> None:
     client = connect(serve(total=lambda array: int(array.sum())).address)
     array = np.ones(10**6, np.int64)
     outcome = client.total(array)
@@ -469,7 +455,7 @@ def test_an_argument_is_a_snapshot(serve: Serve, connect: Connect) -> None:
     assert outcome.get_value() == 10**6
 
 
-def test_a_result_is_a_snapshot(serve: Serve, connect: Connect) -> None:
+def test_result_is_a_snapshot(serve: Serve, connect: Connect) -> None:
     state = np.zeros(10**6, np.int64)
 
     def step() -> Any:
@@ -481,9 +467,7 @@ def test_a_result_is_a_snapshot(serve: Serve, connect: Connect) -> None:
     assert [set(np.unique(outcome.get_value())) for outcome in outcomes] == [{1}, {2}, {3}, {4}]
 
 
-def test_a_call_made_while_the_server_stops_waits_for_the_next_one(
-    serve: Serve, connect: Connect
-) -> None:
+def test_call_during_stop_waits_for_next_server(serve: Serve, connect: Connect) -> None:
     running, release = threading.Event(), threading.Event()
 
     def hold() -> bool:
@@ -526,11 +510,11 @@ server.stop()
 """
 
 
-def test_a_forked_child_does_not_stop_the_server_of_its_parent(child: Child) -> None:
+def test_forked_child_keeps_server_of_parent(child: Child) -> None:
     assert child(FORKED_SERVER).communicate(timeout=30)[0] == "1\n"
 
 
-def test_every_caller_gets_an_error_when_there_is_no_memory_for_a_message(
+def test_missing_memory_is_an_error_of_the_call(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()

@@ -20,7 +20,7 @@ Serve = Callable[..., ZmqServer]
 Connect = Callable[..., ZmqClient]
 
 
-def test_a_call_is_counted_at_both_ends_until_it_has_ended(serve: Serve, connect: Connect) -> None:
+def test_call_is_counted_at_both_ends(serve: Serve, connect: Connect) -> None:
     hold = threading.Event()
     server = serve(hold=lambda: hold.wait(30))
     client = connect(server.address)
@@ -103,16 +103,14 @@ def test_streams_and_batches_are_counted(serve: Serve, connect: Connect) -> None
         assert server.snapshot().calls_batched == 0
 
 
-def test_a_snapshot_cannot_be_changed(serve: Serve, connect: Connect) -> None:
+def test_snapshot_is_immutable(serve: Serve, connect: Connect) -> None:
     server = serve()
     for taken in (server.snapshot(), connect(server.address).snapshot()):
         with pytest.raises(dataclasses.FrozenInstanceError):
             taken.transfers = 1  # type: ignore[misc]
 
 
-def test_before_the_start_and_after_the_end_there_are_figures_too(
-    serve: Serve, connect: Connect
-) -> None:
+def test_figures_exist_before_start_and_after_stop(serve: Serve, connect: Connect) -> None:
     assert ZmqServer("127.0.0.1:0").snapshot() == ServerSnapshot()
     server = serve(echo=lambda value: value)
     client = connect(server.address)
@@ -128,7 +126,7 @@ def test_before_the_start_and_after_the_end_there_are_figures_too(
     )
 
 
-def test_a_forked_child_is_told_that_these_are_its_parents(serve: Serve, connect: Connect) -> None:
+def test_forked_child_has_no_figures(serve: Serve, connect: Connect) -> None:
     server = serve()
     client = connect(server.address)
     pid = os.fork()

@@ -42,16 +42,16 @@ def lends(client: ZmqClient) -> bool:
 # -- the rules of memory ---------------------------------------------------------------------------
 
 
-def test_the_lane_is_the_one_that_was_asked_for(remote: ZmqClient, route: str) -> None:
+def test_lane_is_as_configured(remote: ZmqClient, route: str) -> None:
     assert lends(remote) == (route == "shared_memory")
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_process_ever_sees_another_ones_later_writes(remote: ZmqClient, seed: int) -> None:
+def test_later_writes_stay_in_their_process(remote: ZmqClient, seed: int) -> None:
     change_everything_after_each_call(remote, seed)
 
 
-def test_what_a_handler_keeps_and_changes_is_its_own(remote: ZmqClient) -> None:
+def test_arrays_of_handler_are_its_own(remote: ZmqClient) -> None:
     array = np.arange(MIB)
     assert remote.keep_blocking(array) == 1
     answers = [remote.step(np.full(MIB, number)) for number in range(3)]
@@ -63,9 +63,7 @@ def test_what_a_handler_keeps_and_changes_is_its_own(remote: ZmqClient) -> None:
     remote.forget_blocking()
 
 
-def test_an_answer_that_is_kept_outlives_client_and_server(
-    route: str, child: Child, connect: Connect
-) -> None:
+def test_reply_outlives_client_and_server(route: str, child: Child, connect: Connect) -> None:
     process = child(SERVER)
     client = connect(address_of(process), timeout_in_ms=30_000)
     got = client.ones_blocking(4 * MIB)
@@ -77,7 +75,7 @@ def test_an_answer_that_is_kept_outlives_client_and_server(
 
 
 @pytest.mark.parametrize("size", [10, 2 * MIB])
-def test_a_frozen_array_arrives_read_only(remote: ZmqClient, size: int) -> None:
+def test_frozen_array_arrives_read_only(remote: ZmqClient, size: int) -> None:
     frozen = freeze(np.arange(size))
     got = remote.echo_blocking(frozen)
     assert np.array_equal(got, frozen)
@@ -88,7 +86,7 @@ def test_a_frozen_array_arrives_read_only(remote: ZmqClient, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [10, CHUNK_BYTES, 5 * MIB + 3])
-def test_an_answer_is_received_into_the_array_that_was_given(remote: ZmqClient, size: int) -> None:
+def test_reply_is_received_into_out(remote: ZmqClient, size: int) -> None:
     out = np.zeros(size, np.uint8)
     given = np.arange(size, dtype=np.uint8)
     assert remote.echo_blocking(given, out=out) is out
@@ -112,7 +110,7 @@ def test_chunks_go_straight_into_the_array_that_was_given(
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_an_answer_of_either_order_fits(remote: ZmqClient, order: Any) -> None:
+def test_reply_of_either_memory_order_fits(remote: ZmqClient, order: Any) -> None:
     given = np.arange(3 * MIB, dtype=np.float32).reshape(3, MIB)
     out = np.zeros((3, MIB), np.float32, order)
     for array in (given, np.asfortranarray(given)):
@@ -123,9 +121,7 @@ def test_an_answer_of_either_order_fits(remote: ZmqClient, order: Any) -> None:
 
 @pytest.mark.parametrize("size", [10, 5 * MIB])
 @pytest.mark.parametrize("wrong", ["shape", "dtype", "a list", "nothing"])
-def test_an_answer_that_does_not_fit_leaves_the_array_untouched(
-    remote: ZmqClient, size: int, wrong: str
-) -> None:
+def test_unfit_reply_leaves_out_untouched(remote: ZmqClient, size: int, wrong: str) -> None:
     out = np.full(size, 7, np.uint8)
     value: Any = np.ones(size, np.uint8)
     value = {
@@ -149,7 +145,7 @@ def test_an_answer_that_does_not_fit_leaves_the_array_untouched(
         (np.zeros(3, object), "dtype object"),
     ],
 )
-def test_an_array_that_nothing_can_be_received_into_is_refused_before_anything_is_sent(
+def test_unusable_out_is_refused_before_call(
     serve: Serve, connect: Connect, out: Any, told: str
 ) -> None:
     ran: list[int] = []
@@ -173,7 +169,7 @@ class Odd(np.ndarray):
         raise RuntimeError("not like this")
 
 
-def test_an_array_of_another_kind_or_made_read_only_later_harms_no_other_call(
+def test_odd_out_harms_no_other_call(
     remote: ZmqClient,
 ) -> None:
     odd: Any = np.zeros((1, 200_000)).view(Odd)
@@ -192,7 +188,7 @@ def test_an_array_of_another_kind_or_made_read_only_later_harms_no_other_call(
     assert fixed.all()
 
 
-def test_with_shared_memory_a_few_hundred_bytes_pass_the_socket(
+def test_shared_memory_sends_few_bytes(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if this_pool() is None:
@@ -223,9 +219,7 @@ def size_of(given: Any) -> int:
     return len(given[0]) + sum(map(len, given[1])) if len(given) > 1 else len(given[0])
 
 
-def test_a_large_call_that_nobody_asks_about_runs_all_the_same(
-    serve: Serve, connect: Connect, route: str
-) -> None:
+def test_large_call_without_reader_runs(serve: Serve, connect: Connect, route: str) -> None:
     ran = threading.Event()
 
     def note(array: Any) -> Any:
@@ -269,7 +263,7 @@ def test_small_calls_pass_while_a_large_array_moves(remote: ZmqClient) -> None:
             break  # it may be over at once
 
 
-def test_a_client_that_does_not_read_holds_up_nothing_but_its_own_answer(
+def test_unread_reply_delays_no_other(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shm_pool, "_pool", None)
@@ -288,9 +282,7 @@ def test_a_client_that_does_not_read_holds_up_nothing_but_its_own_answer(
 # -- ends ------------------------------------------------------------------------------------------
 
 
-def test_a_call_whose_time_is_up_while_its_arguments_leave_is_never_run(
-    remote: ZmqClient, route: str
-) -> None:
+def test_call_past_deadline_is_never_run(remote: ZmqClient, route: str) -> None:
     array = np.zeros(32 * MIB, np.uint8)
     for _ in range(3):
         assert remote.keep(array, timeout_in_ms=2).get_error()[0] in (0, errors.DEADLINE_EXCEEDED)
@@ -325,7 +317,7 @@ def test_arguments_of_a_call_that_is_refused_stop_at_once(
 @pytest.mark.processes("rpc")
 @pytest.mark.killed("rpc")
 @pytest.mark.parametrize("who", ["client", "server"])
-def test_after_a_kill_with_memory_lent_out_nothing_is_missing(
+def test_killed_client_returns_lent_memory(
     child: Child, connect: Connect, route: str, who: str
 ) -> None:
     if who == "server":
@@ -363,7 +355,7 @@ sys.stdin.read()
 """
 
 
-def test_a_peer_that_keeps_every_segment_is_served_by_the_socket(
+def test_peer_with_all_segments_is_served_by_socket(
     child: Child,
     connect: Connect,
     monkeypatch: pytest.MonkeyPatch,
@@ -418,7 +410,7 @@ def test_memory_that_cannot_be_shared_leaves_the_socket(
     assert len(lines) == (1 if fault == "memfd" else 2), lines  # the one of each side
 
 
-def test_a_client_in_a_process_without_an_arena_is_served_all_the_same(
+def test_client_without_arena_is_served(
     serve: Serve, child: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve(echo=lambda value: value)
@@ -454,7 +446,7 @@ with Client.create("zmq", sys.argv[1], "", 30000) as client:
     ],
     ids=["a gap", "another part", "doubled", "too long", "empty"],
 )
-def test_a_wrong_chunk_fails_its_call_and_nothing_is_delivered_half(
+def test_wrong_chunk_of_arguments_fails_call(
     remote: ZmqClient, monkeypatch: pytest.MonkeyPatch, change: Any
 ) -> None:
     sent: list[int] = []
@@ -478,7 +470,7 @@ def test_a_wrong_chunk_fails_its_call_and_nothing_is_delivered_half(
     client.close()
 
 
-def test_an_answer_with_a_wrong_chunk_is_an_error_and_not_half_an_array(
+def test_wrong_chunk_of_reply_is_an_error(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shm_pool, "_pool", None)
@@ -523,9 +515,7 @@ def test_credit_that_was_never_earned_opens_nothing(serve: Serve, connect: Conne
         assert server.snapshot().bytes_unacknowledged == 0
 
 
-def test_a_number_that_is_used_twice_harms_nobody_else(
-    serve: Serve, connect: Connect, route: str
-) -> None:
+def test_repeated_call_number_harms_no_other(serve: Serve, connect: Connect, route: str) -> None:
     server = serve(inline=frozenset({"ones"}), ones=lambda n: np.ones(n, np.uint8))
     client, other = connect(server.address), connect(server.address)
     call = client.ones(8 * MIB)._call  # reach: the number of a call in flight, which is used again

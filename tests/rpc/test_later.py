@@ -40,9 +40,7 @@ def desk() -> Iterator[Desk]:
     desk.server.stop()
 
 
-def test_a_call_is_answered_from_any_thread_and_only_the_first_answer_counts(
-    desk: Desk, connect: Callable[..., ZmqClient]
-) -> None:
+def test_first_reply_of_any_thread_counts(desk: Desk, connect: Callable[..., ZmqClient]) -> None:
     client = connect(desk.server.address)
     later = client.call("ask", [1])
     asked = desk.asked.get(timeout=30)
@@ -54,7 +52,7 @@ def test_a_call_is_answered_from_any_thread_and_only_the_first_answer_counts(
     assert not asked.wanted()
 
 
-def test_what_cannot_travel_what_is_raised_and_what_fails_are_errors_of_the_call(
+def test_failures_of_later_method_end_its_call(
     desk: Desk, connect: Callable[..., ZmqClient]
 ) -> None:
     client = connect(desk.server.address)
@@ -68,9 +66,7 @@ def test_what_cannot_travel_what_is_raised_and_what_fails_are_errors_of_the_call
     assert second.get_error() == (INVALID_ARGUMENT, "no")
 
 
-def test_whose_caller_cancels_or_goes_is_told_once_and_nothing_is_kept(
-    desk: Desk, connect: Callable[..., ZmqClient]
-) -> None:
+def test_lost_caller_is_reported_once(desk: Desk, connect: Callable[..., ZmqClient]) -> None:
     client = connect(desk.server.address)
     cancelled = client.call("ask", [1])
     asked = desk.asked.get(timeout=30)

@@ -35,7 +35,7 @@ def test_functions_are_served_by_name(methods: Any) -> None:
         assert (type(server), type(client)) == (zd.rpc.ZmqServer, zd.rpc.ZmqClient)
 
 
-def test_a_with_statement_is_not_needed() -> None:
+def test_server_needs_no_with_statement() -> None:
     server = zd.rpc.serve("127.0.0.1:0", {"double": double})
     client = zd.rpc.connect(f"zmq://{server.address}", name="reader")
     assert client.double_blocking(2) == 4
@@ -48,7 +48,7 @@ def test_signatures_of_functions_hold() -> None:
         assert str(client.methods()["typed"].input_signature[0].shape) == "(2,)"
 
 
-def test_after_the_with_statement_nothing_listens() -> None:
+def test_server_closes_after_with_statement() -> None:
     with zd.rpc.serve(methods=[double]) as server:
         pass
     with pytest.raises(errors.DeadlineExceededError, match=server.address):
@@ -56,13 +56,13 @@ def test_after_the_with_statement_nothing_listens() -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, 0.1])
-def test_connect_waits_for_a_server_no_longer_than_it_is_told(timeout: float) -> None:
+def test_connect_waits_at_most_its_timeout(timeout: float) -> None:
     address = free_address()
     with pytest.raises(errors.DeadlineExceededError, match=address):
         zd.rpc.connect(address, timeout=timeout)
 
 
-def test_the_time_limit_of_connect_is_none_of_the_calls() -> None:
+def test_connect_timeout_is_no_call_timeout() -> None:
     with (
         zd.rpc.serve(methods=[double]) as server,
         zd.rpc.connect(server.address, timeout=1.5) as client,
@@ -71,7 +71,7 @@ def test_the_time_limit_of_connect_is_none_of_the_calls() -> None:
         assert client.call("double", [1]).get_value() == [2]
 
 
-def test_the_text_of_a_client_says_that_it_is_closed() -> None:
+def test_closed_client_says_so() -> None:
     with zd.rpc.serve(methods=[double]) as server, zd.rpc.connect(server.address) as client:
         assert repr(client) == f"<ZmqClient of {server.address}>"
     assert repr(client) == f"<ZmqClient of {server.address}, closed>"

@@ -44,16 +44,14 @@ Connect = Callable[..., ZmqClient]
         ("m", lambda a: a, [5], TypeError, "TensorSpecs only"),
     ],
 )
-def test_what_cannot_be_registered_is_told_why(
+def test_invalid_registration_is_refused(
     name: Any, fn: Any, signature: Any, error: Any, told: str
 ) -> None:
     with pytest.raises(error, match=told):
         RpcService().register(name, fn, signature)
 
 
-def test_a_method_whose_name_is_taken_by_the_client_is_reached_by_call(
-    serve: Serve, connect: Connect
-) -> None:
+def test_reserved_method_name_is_reached_by_call(serve: Serve, connect: Connect) -> None:
     client = connect(
         serve(
             call=lambda: "mine", close=lambda: "mine", m_blocking=lambda: "itself", m=lambda: "m"
@@ -66,7 +64,7 @@ def test_a_method_whose_name_is_taken_by_the_client_is_reached_by_call(
     assert not hasattr(client, "unknown")
 
 
-def test_the_listing_has_names_and_signatures(serve: Serve, connect: Connect) -> None:
+def test_listing_has_names_and_signatures(serve: Serve, connect: Connect) -> None:
     server = serve(plain=lambda a, b=1: a, typed=(lambda a: a, [{"x": INT}], INT))
     methods = connect(server.address, listing=False).methods()
     assert list(methods) == ["plain", "typed"]
@@ -109,7 +107,7 @@ def test_arguments_that_do_not_fit_are_refused_by_the_server(
     ("args", "told"),
     [([], "expected 1 to 2 arguments, given 0"), ([1, 2, 3], "expected 1 to 2 arguments, given 3")],
 )
-def test_a_plain_function_is_called_only_with_as_many_arguments_as_it_takes(
+def test_plain_function_checks_argument_count(
     serve: Serve, connect: Connect, args: Any, told: str
 ) -> None:
     client = connect(serve(m=lambda a, b=2: a + b).address)
@@ -119,7 +117,7 @@ def test_a_plain_function_is_called_only_with_as_many_arguments_as_it_takes(
     assert client.m_blocking(1, 5) == 6
 
 
-def test_a_method_that_is_not_there_is_an_invalid_argument(serve: Serve, connect: Connect) -> None:
+def test_missing_method_is_an_invalid_argument(serve: Serve, connect: Connect) -> None:
     client = connect(serve().address)
     assert client.call("absent").get_error() == (
         errors.INVALID_ARGUMENT,
@@ -129,9 +127,7 @@ def test_a_method_that_is_not_there_is_an_invalid_argument(serve: Serve, connect
         client.call(5)  # type: ignore[arg-type]
 
 
-def test_a_declared_result_comes_as_arrays_and_an_undeclared_one_type_for_type(
-    serve: Serve, connect: Connect
-) -> None:
+def test_declared_result_comes_as_arrays(serve: Serve, connect: Connect) -> None:
     client = connect(
         serve(
             declared=(
@@ -158,9 +154,7 @@ def test_a_declared_result_comes_as_arrays_and_an_undeclared_one_type_for_type(
         client.wrong_blocking()
 
 
-def test_a_signature_given_to_register_stands_above_the_one_of_the_function(
-    serve: Serve, connect: Connect
-) -> None:
+def test_signature_of_register_overrides_function(serve: Serve, connect: Connect) -> None:
     doubled = function(lambda a: a * 2, input_signature=[INT])
     client = connect(serve(m=(doubled, [TensorSpec((), np.float64)]), own=doubled).address)
     assert client.m_blocking(1.5) == 3.0

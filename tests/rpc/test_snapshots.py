@@ -68,7 +68,7 @@ class Holder:
         "a slice of it",
     ],
 )
-def test_what_only_the_box_has_is_a_temporary(fn: Callable[[], Any]) -> None:
+def test_value_of_box_alone_is_temporary(fn: Callable[[], Any]) -> None:
     box = [fn()]
     assert is_temporary(box)
     box = [called_deeper(fn)]
@@ -147,7 +147,7 @@ def keep_item(value: Any) -> Any:
         keep_in_thread,
     ],
 )
-def test_what_somebody_else_has_is_none(
+def test_referenced_value_is_not_temporary(
     make: Callable[[], Any], holding: Callable[[Any], Any]
 ) -> None:
     gc.disable()  # the cycle is garbage already
@@ -194,9 +194,7 @@ def test_what_somebody_else_has_is_none(
         "a long list",
     ],
 )
-def test_whatever_is_not_sure_is_copied(
-    fn: Callable[[], Any], request: pytest.FixtureRequest
-) -> None:
+def test_uncertain_value_is_copied(fn: Callable[[], Any], request: pytest.FixtureRequest) -> None:
     box = [fn()]
     assert is_temporary(box) == ("has gone" in request.node.callspec.id)
     KEPT.clear()
@@ -205,7 +203,7 @@ def test_whatever_is_not_sure_is_copied(
 KEPT_ARRAY = new()
 
 
-def test_a_tracer_and_a_profiler_change_nothing() -> None:
+def test_tracer_does_not_change_temporaries() -> None:
     before = sys.gettrace(), sys.getprofile()
     try:
         for switch in (sys.settrace, sys.setprofile):
@@ -220,7 +218,7 @@ def test_a_tracer_and_a_profiler_change_nothing() -> None:
         KEPT.clear()
 
 
-def test_a_result_that_is_kept_is_copied_and_a_temporary_is_not() -> None:
+def test_referenced_result_is_copied() -> None:
     def sources(box: list[Any]) -> int:
         address = box[0].ctypes.data
         _, (source,) = pack_result(box, lends=False)
@@ -249,7 +247,7 @@ def test_received_memory_is_used_again_after_its_last_view() -> None:
     assert again.nbytes == 3 * 2**20 - 100
 
 
-def test_what_is_kept_for_later_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pooled_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     from zmqdist.transport import shm_pool as module
 
     pool = module._ReceivePool()  # reach: the one of this process has what earlier tests received

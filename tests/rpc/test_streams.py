@@ -77,18 +77,14 @@ def take(stream: Any, got: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 10, 3 * STREAM_ITEMS_AHEAD + 1])
-def test_a_stream_gives_what_the_generator_yields_in_order(
-    server: ZmqServer, connect: Connect, count: int
-) -> None:
+def test_stream_yields_items_in_order(server: ZmqServer, connect: Connect, count: int) -> None:
     client = connect(server.address)
     assert list(client.upto(count)) == list(range(count))
     assert list(client.upto(count=count)) == list(range(count))
     assert list(client.stream("upto", count)) == list(range(count))
 
 
-def test_an_error_of_the_generator_arrives_after_the_items_before_it(
-    server: ZmqServer, connect: Connect
-) -> None:
+def test_generator_error_arrives_after_items(server: ZmqServer, connect: Connect) -> None:
     for count in (0, 3, 2 * STREAM_ITEMS_AHEAD):
         stream, got = connect(server.address).upto(count, fails=True), []
         with pytest.raises(
@@ -99,9 +95,7 @@ def test_an_error_of_the_generator_arrives_after_the_items_before_it(
         assert list(stream) == []  # once
 
 
-def test_items_are_whatever_values_may_be_each_as_it_was_when_it_was_yielded(
-    serve: Serve, connect: Connect
-) -> None:
+def test_items_are_snapshots_of_any_value(serve: Serve, connect: Connect) -> None:
     given = [
         None,
         {"a": [1, (2.5, "x")]},
@@ -153,18 +147,14 @@ def test_items_fit_the_output_signature_or_the_stream_ends(serve: Serve, connect
         list(client.halves("text"))
 
 
-def test_a_generator_runs_in_one_thread_from_beginning_to_end(
-    server: ZmqServer, connect: Connect, source: Source
-) -> None:
+def test_generator_runs_in_one_thread(server: ZmqServer, connect: Connect, source: Source) -> None:
     with connect(server.address).count() as stream:
         assert list(itertools.islice(stream, 2000)) == list(range(2000))
     assert source.closed.wait(30)
     assert len(source.threads) == 1
 
 
-def test_an_object_that_is_called_may_be_a_generator_function(
-    serve: Serve, connect: Connect
-) -> None:
+def test_callable_object_may_be_generator_function(serve: Serve, connect: Connect) -> None:
     class Upto:
         def __call__(self, count: int) -> Iterator[int]:
             yield from range(count)
@@ -174,7 +164,7 @@ def test_an_object_that_is_called_may_be_a_generator_function(
     assert (list(client.upto(3)), list(client.part())) == ([0, 1, 2], [0, 1])
 
 
-def test_a_stream_may_last_longer_than_python_can_wait(
+def test_stream_deadline_may_exceed_timeout_max(
     server: ZmqServer, connect: Connect, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zmqdist.transport.calls_machine.NEVER_S", math.inf)
@@ -184,7 +174,7 @@ def test_a_stream_may_last_longer_than_python_can_wait(
         assert list(itertools.islice(stream, 2000)) == list(range(2000))
 
 
-def test_a_stream_in_asyncio(server: ZmqServer, connect: Connect, source: Source) -> None:
+def test_stream_in_asyncio(server: ZmqServer, connect: Connect, source: Source) -> None:
     client = connect(server.address)
 
     async def use() -> tuple[list[int], list[int]]:
@@ -208,7 +198,7 @@ def test_a_stream_in_asyncio(server: ZmqServer, connect: Connect, source: Source
     assert asyncio.run(use()) == (list(range(1500)), [100, 100])
 
 
-def test_a_task_that_is_cancelled_in_a_stream_closes_it(serve: Serve, connect: Connect) -> None:
+def test_cancelled_task_closes_its_stream(serve: Serve, connect: Connect) -> None:
     closed = threading.Event()
 
     def silent() -> Iterator[int]:
@@ -236,7 +226,7 @@ def test_a_task_that_is_cancelled_in_a_stream_closes_it(serve: Serve, connect: C
     assert closed.wait(30)
 
 
-def test_a_stream_that_came_whole_with_the_first_answer_asks_no_more(connect: Connect) -> None:
+def test_short_stream_takes_one_reply(connect: Connect) -> None:
     def three(asked: Any, *args: Any) -> None:
         asked.reply_packed(
             encode_items(Items([payload.pack(n)[0] for n in range(3)], [], (0, ""))), ()
@@ -252,7 +242,7 @@ def test_a_stream_that_came_whole_with_the_first_answer_asks_no_more(connect: Co
         assert client.snapshot().messages_sent == before + 1
 
 
-def test_a_forked_child_neither_reads_nor_closes_the_streams_of_its_parent(child: Child) -> None:
+def test_forked_child_leaves_streams_of_parent(child: Child) -> None:
     assert child(FORKED).communicate(timeout=30)[0] == "0 1 2 3 4\n"
 
 
@@ -288,7 +278,7 @@ server.stop()
 # -- credit ----------------------------------------------------------------------------------------
 
 
-def test_the_generator_runs_ahead_by_a_window_and_stops_there(
+def test_generator_runs_ahead_by_window(
     server: ZmqServer, connect: Connect, source: Source
 ) -> None:
     client = connect(server.address)
@@ -324,9 +314,7 @@ def test_large_items_are_bounded_by_their_bytes(serve: Serve, connect: Connect) 
 # -- ends ------------------------------------------------------------------------------------------
 
 
-def test_a_stream_whose_question_fails_is_closed_at_the_server(
-    connect: Connect, source: Source
-) -> None:
+def test_failed_request_closes_stream_at_server(connect: Connect, source: Source) -> None:
     def full(asked: Any, number: int) -> None:
         raise errors.ResourceExhaustedError(None, None, "no memory for it")
 
@@ -340,7 +328,7 @@ def test_a_stream_whose_question_fails_is_closed_at_the_server(
 
 
 @pytest.mark.parametrize("way", ["break", "close", "with", "drop", "cycle", "unread", "client"])
-def test_a_stream_that_is_not_taken_to_its_end_closes_its_generator(
+def test_unfinished_stream_closes_generator(
     server: ZmqServer, connect: Connect, source: Source, way: str
 ) -> None:
     client = connect(server.address)
@@ -379,9 +367,7 @@ def test_a_stream_that_is_not_taken_to_its_end_closes_its_generator(
     assert source.closed.wait(30)
 
 
-def test_a_stream_that_is_collected_with_its_client_harms_nobody(
-    server: ZmqServer, source: Source
-) -> None:
+def test_stream_is_collected_with_client(server: ZmqServer, source: Source) -> None:
     """The collector calls their finalizers in any order."""
     for _ in range(5):
         client = ZmqClient(server.address, "", True, 5000)
@@ -400,7 +386,7 @@ def test_a_stream_that_is_collected_with_its_client_harms_nobody(
         source.closed.clear()
 
 
-def test_the_time_of_a_stream_is_for_the_whole_of_it(
+def test_stream_timeout_covers_whole_stream(
     server: ZmqServer, connect: Connect, source: Source
 ) -> None:
     # Each time is long enough for the server to begin the generator; one that has not begun is not
@@ -437,9 +423,7 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("back", [False, True], ids=["gone", "back"])
 @pytest.mark.parametrize("method", ["count", "stuck"])
-def test_the_death_of_the_server_ends_a_stream_also_where_another_one_comes(
-    child: Child, connect: Connect, method: str, back: bool
-) -> None:
+def test_server_death_ends_stream(child: Child, connect: Connect, method: str, back: bool) -> None:
     process = child(SERVER, "127.0.0.1:0")
     assert process.stdout is not None
     address = process.stdout.readline().strip()
@@ -458,9 +442,7 @@ def test_the_death_of_the_server_ends_a_stream_also_where_another_one_comes(
             pass
 
 
-def test_a_server_that_stops_ends_its_streams_with_unavailable(
-    serve: Serve, connect: Connect, source: Source
-) -> None:
+def test_stopping_server_ends_streams(serve: Serve, connect: Connect, source: Source) -> None:
     server = serve(count=source.count)
     client = connect(server.address)
     busy, idle = client.count(), client.count()
@@ -474,9 +456,7 @@ def test_a_server_that_stops_ends_its_streams_with_unavailable(
 
 
 @pytest.mark.parametrize("way", ["break", "deadline"])
-def test_a_generator_is_told_that_nobody_wants_more_while_it_does_not_yield(
-    serve: Serve, connect: Connect, way: str
-) -> None:
+def test_silent_generator_sees_cancellation(serve: Serve, connect: Connect, way: str) -> None:
     begun, told = threading.Event(), threading.Event()
 
     def deaf() -> Iterator[int]:
@@ -497,7 +477,7 @@ def test_a_generator_is_told_that_nobody_wants_more_while_it_does_not_yield(
     assert told.wait(30)
 
 
-def test_a_generator_that_raises_when_it_is_closed_harms_nobody(
+def test_generator_may_raise_when_closed(
     serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     def stubborn() -> Iterator[int]:
@@ -519,7 +499,7 @@ def test_a_generator_that_raises_when_it_is_closed_harms_nobody(
 # -- what is no stream, and peers that lie ---------------------------------------------------------
 
 
-def test_what_is_no_stream_is_told(serve: Serve, connect: Connect) -> None:
+def test_method_without_stream_is_refused(serve: Serve, connect: Connect) -> None:
     server = serve(plain=lambda: 1, upto=Source().upto)
     client = connect(server.address)
     assert not hasattr(client, "upto_blocking")
@@ -548,7 +528,7 @@ def test_roles_hold_for_streams_too(connect: Connect) -> None:
         list(connect(server.address).upto(3))
 
 
-def test_one_client_has_a_bounded_number_of_streams(server: ZmqServer, connect: Connect) -> None:
+def test_streams_of_client_are_bounded(server: ZmqServer, connect: Connect) -> None:
     greedy, other = connect(server.address), connect(server.address)
     client = [greedy.count() for _ in range(STREAMS_OF_PEER_MAX)]
     for stream in client:
@@ -564,7 +544,7 @@ def test_one_client_has_a_bounded_number_of_streams(server: ZmqServer, connect: 
     assert list(greedy.upto(3)) == [0, 1, 2]
 
 
-def test_one_server_has_a_bounded_number_of_streams(
+def test_streams_of_server_are_bounded(
     server: ZmqServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "STREAMS_MAX", 2)
@@ -579,7 +559,7 @@ def test_one_server_has_a_bounded_number_of_streams(
 
 
 @pytest.mark.parametrize(("bound", "value"), [("CHUNK_BYTES", 1000), ("FRAMES_MAX", 4)])
-def test_an_answer_with_items_has_so_many_bytes_and_large_parts(
+def test_reply_with_items_is_bounded(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
 ) -> None:
     monkeypatch.setattr(service, bound, value)
@@ -620,7 +600,7 @@ LIES: list[tuple[str, Any, int]] = [
 ]
 
 
-def test_a_peer_that_lies_about_streams_costs_only_itself(
+def test_wrong_stream_calls_cost_only_their_peer(
     server: ZmqServer, connect: Connect, source: Source
 ) -> None:
     stream = connect(server.address).count()
@@ -637,7 +617,7 @@ def test_a_peer_that_lies_about_streams_costs_only_itself(
         stream.close()
 
 
-def test_a_second_question_before_the_answer_to_the_first_is_refused(serve: Serve) -> None:
+def test_second_request_for_items_is_refused(serve: Serve) -> None:
     release = threading.Event()
 
     def slow() -> Iterator[int]:
@@ -675,12 +655,12 @@ def raw(channel: Channel, method: str, args: Any) -> Any:
         (encode_items(Items([b""])), 1),
     ],
 )
-def test_a_server_that_lies_about_items_is_found_out(items: bytes, frames: int) -> None:
+def test_wrong_items_are_a_wire_error(items: bytes, frames: int) -> None:
     with pytest.raises(errors.WireError):
         decode_items(items, frames, "server")
 
 
-def test_an_item_that_is_no_value_ends_its_stream_with_a_wire_error(connect: Connect) -> None:
+def test_invalid_item_ends_stream_with_wire_error(connect: Connect) -> None:
     server = Hosted()
     items = encode_items(Items([payload.pack(1)[0], b"\xc1"], [], (0, "")))
     server.service.register_later(
@@ -693,7 +673,7 @@ def test_an_item_that_is_no_value_ends_its_stream_with_a_wire_error(connect: Con
             next(stream)
 
 
-def test_what_decoding_of_items_raises_is_no_end_of_the_stream(
+def test_decoding_error_is_no_end_of_stream(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def decode(*_: Any) -> Items:
@@ -708,7 +688,7 @@ def test_what_decoding_of_items_raises_is_no_end_of_the_stream(
         list(client.stream("count"))
 
 
-def test_a_stream_that_another_thread_reads_says_so(serve: Serve, connect: Connect) -> None:
+def test_stream_read_by_other_thread_is_refused(serve: Serve, connect: Connect) -> None:
     goes_on = threading.Event()
 
     def slow() -> Iterator[int]:

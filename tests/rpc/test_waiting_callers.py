@@ -21,9 +21,7 @@ Connect = Callable[..., ZmqClient]
 # -- await -----------------------------------------------------------------------------------------
 
 
-def test_a_call_can_be_awaited_again_and_again_from_several_loops(
-    serve: Serve, connect: Connect
-) -> None:
+def test_call_is_awaited_from_several_loops(serve: Serve, connect: Connect) -> None:
     client = connect(serve(add=lambda a, b: a + b).address)
 
     async def use() -> Any:
@@ -42,7 +40,7 @@ def test_a_call_can_be_awaited_again_and_again_from_several_loops(
     assert asyncio.run(again()) == 10
 
 
-def test_what_is_awaited_raises_as_get_value_does(serve: Serve, connect: Connect) -> None:
+def test_await_raises_as_get_value_does(serve: Serve, connect: Connect) -> None:
     def fail() -> None:
         raise KeyError("k")
 
@@ -59,7 +57,7 @@ def test_what_is_awaited_raises_as_get_value_does(serve: Serve, connect: Connect
     hold.set()
 
 
-def test_other_tasks_run_while_one_awaits(serve: Serve, connect: Connect) -> None:
+def test_tasks_run_during_await(serve: Serve, connect: Connect) -> None:
     release = threading.Event()
     client = connect(serve(hold=lambda: release.wait(30), echo=lambda value: value).address)
 
@@ -101,7 +99,7 @@ def test_cancelling_the_task_that_awaits_cancels_the_call(serve: Serve, connect:
     assert ended.wait(30)
 
 
-def test_a_call_that_ends_after_its_event_loop_harms_nobody(
+def test_call_outlives_its_event_loop(
     serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     release = threading.Event()
@@ -127,9 +125,7 @@ def test_a_call_that_ends_after_its_event_loop_harms_nobody(
 
 
 @pytest.mark.parametrize("way", ["cancel", "close", "deadline"])
-def test_a_handler_can_ask_whether_somebody_still_waits(
-    serve: Serve, connect: Connect, way: str
-) -> None:
+def test_handler_sees_cancellation(serve: Serve, connect: Connect, way: str) -> None:
     running, ended = threading.Event(), threading.Event()
     before: list[bool] = []
 
@@ -152,7 +148,7 @@ def test_a_handler_can_ask_whether_somebody_still_waits(
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_a_thread_that_runs_no_call_is_asked_for_by_nobody(connect: Connect, batch: bool) -> None:
+def test_thread_without_call_is_not_cancelled(connect: Connect, batch: bool) -> None:
     server = Hosted(threads_max=1)
     running, left = threading.Event(), threading.Event()
     after: list[bool] = []
@@ -174,9 +170,7 @@ def test_a_thread_that_runs_no_call_is_asked_for_by_nobody(connect: Connect, bat
     assert after == [False]
 
 
-def test_the_next_call_of_the_same_thread_is_asked_for_again(
-    serve: Serve, connect: Connect
-) -> None:
+def test_next_call_of_thread_is_not_cancelled(serve: Serve, connect: Connect) -> None:
     running = threading.Event()
     threads: list[int] = []
 
@@ -204,7 +198,7 @@ def test_the_next_call_of_the_same_thread_is_asked_for_again(
 # -- the example -----------------------------------------------------------------------------------
 
 
-def test_the_example_that_everybody_knows() -> None:
+def test_echo_example_runs() -> None:
     import zmqdist as zd
 
     @zd.function(input_signature=[zd.TensorSpec([], np.int32), zd.TensorSpec([], np.int32)])

@@ -78,7 +78,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("ours", "others", "kind", "text"), PAIRS, indirect=["ours", "others"])
 @pytest.mark.filterwarnings("ignore:.*insecure")
-def test_a_worker_with_another_secret_is_refused_and_logs_the_reason(
+def test_worker_with_wrong_secret_logs_refusal(
     ours: Secrets, others: Secrets, kind: type[Exception], text: str
 ) -> None:
     with zd.DispatchServer(DispatcherConfig(**ours)) as dispatcher:
@@ -96,7 +96,7 @@ def test_a_worker_with_another_secret_is_refused_and_logs_the_reason(
 
 
 @pytest.mark.parametrize(("ours", "others", "kind", "text"), PAIRS[:4], indirect=["ours", "others"])
-def test_a_coordinator_with_another_secret_is_refused_in_every_call(
+def test_coordinator_with_wrong_secret_is_refused(
     ours: Secrets, others: Secrets, kind: type[Exception], text: str
 ) -> None:
     with (
@@ -121,7 +121,7 @@ class with_secrets:
 
 
 @pytest.mark.parametrize("ours", ["token", "keys"], indirect=True)
-def test_a_dispatcher_as_target_brings_its_secret_along(ours: Secrets) -> None:
+def test_dispatcher_as_target_brings_its_secret(ours: Secrets) -> None:
     with (
         zd.DispatchServer(DispatcherConfig(**ours)) as dispatcher,
         zd.WorkerServer(WorkerConfig(dispatcher.address, **ours)),
@@ -131,7 +131,7 @@ def test_a_dispatcher_as_target_brings_its_secret_along(ours: Secrets) -> None:
         assert len(coordinator.schedule(bytes, (3_000_000,)).get(20)) == 3_000_000
 
 
-def test_an_unknown_host_name_of_a_dispatcher_is_an_error_that_says_so() -> None:
+def test_unknown_host_of_dispatcher_is_an_error() -> None:
     text = r"nosuch\.invalid:5950: the name 'nosuch\.invalid' cannot be looked up"
     for connects in (
         lambda: zd.WorkerServer(WorkerConfig("nosuch.invalid:5950", insecure=True)),
@@ -142,7 +142,7 @@ def test_an_unknown_host_name_of_a_dispatcher_is_an_error_that_says_so() -> None
         assert re.search(text, str(caught.value)) or "no CURVE keys" in str(caught.value)
 
 
-def test_a_port_in_use_is_an_error_that_says_so(port: int) -> None:
+def test_port_in_use_is_an_error(port: int) -> None:
     with zd.DispatchServer(DispatcherConfig(port=port)) as dispatcher:
         text = re.escape(
             f"could not bind 127.0.0.1:{port}: the port is in use; stop the process that listens "
@@ -163,14 +163,12 @@ BINDS: list[tuple[str, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("host", "kind", "text"), BINDS, ids=[row[0] for row in BINDS])
-def test_an_address_that_cannot_be_bound_is_an_error_that_says_so(
-    host: str, kind: type[Exception], text: str
-) -> None:
+def test_unbindable_address_is_an_error(host: str, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text):
         zd.DispatchServer(DispatcherConfig(host=host))
 
 
-def test_a_server_that_is_no_dispatcher_is_an_error_that_says_so() -> None:
+def test_server_of_other_kind_is_an_error() -> None:
     """For example, the port of a worker in place of the dispatcher's."""
     with (
         zd.DispatchServer() as dispatcher,
@@ -185,7 +183,7 @@ def test_a_server_that_is_no_dispatcher_is_an_error_that_says_so() -> None:
         assert dispatcher.num_workers == 1
 
 
-def test_a_client_may_not_schedule(tmp_path: Path) -> None:
+def test_client_may_not_schedule(tmp_path: Path) -> None:
     """A process with the key of a client may call methods, but sends no code."""
     folder = secrets(tmp_path / "ours", "keys")["keys_dir"]
     for name in ("submit.key", "worker.key", "admin.key", "server.key", "authorized"):
@@ -208,7 +206,7 @@ def test_configs_can_be_written_down(start_dispatcher: Callable[..., Any]) -> No
     ) == WorkerConfig("127.0.0.1:1")
 
 
-def test_more_slots_than_descriptors_are_refused_at_the_start(
+def test_slots_beyond_descriptors_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limit_of = resource.getrlimit
@@ -239,7 +237,7 @@ def test_more_slots_than_descriptors_are_refused_at_the_start(
     ],
     ids=["empty", "half", "binary", "list", "wrong type", "short row"],
 )
-def test_a_damaged_keyring_is_named_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+def test_damaged_keyring_is_named_and_unchanged(tmp_path: Path, content: bytes) -> None:
     keygen(tmp_path / "keys")
     keyring = tmp_path / "work" / "keyring.json"
     keyring.parent.mkdir(mode=0o700)
@@ -254,7 +252,7 @@ def test_a_damaged_keyring_is_named_and_left_as_it_is(tmp_path: Path, content: b
     assert keyring.read_bytes() == content
 
 
-def test_a_keyring_that_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_keyring_without_file_is_refused(tmp_path: Path) -> None:
     keygen(tmp_path / "keys")
     (tmp_path / "work" / "keyring.json").mkdir(parents=True, mode=0o700)
     with pytest.raises(

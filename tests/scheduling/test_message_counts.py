@@ -127,7 +127,7 @@ def wired() -> Wired:
     return wired
 
 
-def test_a_thousand_pieces_of_quick_work_take_a_few_messages_on_each_hop(wired: Wired) -> None:
+def test_quick_work_takes_few_messages_per_hop(wired: Wired) -> None:
     wired.counts.clear()
     wired.resolved.clear()
     wired.tell("c", Scheduled(works_of(range(1, WORKS + 1))))
@@ -142,20 +142,20 @@ def test_a_thousand_pieces_of_quick_work_take_a_few_messages_on_each_hop(wired: 
     assert not wired.counts, "no other message: starts travel with outcomes"
 
 
-def test_one_work_item_takes_four_messages_and_two_on_the_pipe(wired: Wired) -> None:
+def test_work_item_takes_four_messages(wired: Wired) -> None:
     wired.counts.clear()
     wired.tell("c", Scheduled(works_of([1])))
     assert wired.counts == {"Submit": 1, "Assign": 1, "Give": 1, "Done": 1, "Results": 1}
 
 
-def test_a_function_travels_once_to_the_dispatcher_to_each_worker_and_to_each_slot(
+def test_function_travels_once_per_hop(
     wired: Wired,
 ) -> None:
     sent = {message: count for message, count in wired.functions.items() if count}
     assert sent == {"Define": 1, "Assign": len(WORKERS), "Give": len(WORKERS)}
 
 
-def test_nothing_is_left_of_work_whose_results_were_taken(wired: Wired) -> None:
+def test_ended_work_leaves_nothing(wired: Wired) -> None:
     coordinator, dispatch = wired.coordinator, wired.broker.dispatch
     (session,) = dispatch.sessions.values()
     assert (coordinator.unfinished, coordinator.queued) == (0, 0)
@@ -176,7 +176,7 @@ def test_nothing_is_left_of_work_whose_results_were_taken(wired: Wired) -> None:
         assert not any((slot.given, slot.abort_at, slot.to_return))
 
 
-def test_nothing_is_left_of_a_function_that_was_dropped(wired: Wired) -> None:
+def test_dropped_function_leaves_nothing(wired: Wired) -> None:
     wired.tell("c", FunctionsDropped([7]))
     (session,) = wired.broker.dispatch.sessions.values()
     assert wired.counts["forgotten by slots"] == len(WORKERS)

@@ -17,11 +17,11 @@ from zmqdist.errors import CANCELLED, DEADLINE_EXCEEDED, OK, RESOURCE_EXHAUSTED,
 from zmqdist.rpc.admission_machine import FairAdmission
 
 
-def test_with_any_faults_every_call_ends_once_and_nothing_is_left(seed: int) -> None:
+def test_calls_end_once_with_any_faults(seed: int) -> None:
     simulate_rpc(seed)
 
 
-def test_without_faults_each_accepted_call_with_enough_time_has_its_value(seed: int) -> None:
+def test_accepted_calls_have_values_without_faults(seed: int) -> None:
     sim = simulate_rpc(seed, faults=0)
     codes = Counter(question.code for question in sim.questions)
     assert set(codes) <= {OK, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED}
@@ -31,7 +31,7 @@ def test_without_faults_each_accepted_call_with_enough_time_has_its_value(seed: 
     assert codes[OK] > 0
 
 
-def test_the_same_seed_is_the_same_run() -> None:
+def test_seed_decides_the_run() -> None:
     first, second = simulate_rpc(7), simulate_rpc(7)
     assert first.trace == second.trace
     assert [question.code for question in first.questions] == [
@@ -39,7 +39,7 @@ def test_the_same_seed_is_the_same_run() -> None:
     ]
 
 
-def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
+def test_simulation_reaches_its_events() -> None:
     """A simulation without these events would find no bugs."""
     sims = [simulate_rpc(seed) for seed in range(40)]
     trace = " ".join(line for sim in sims for line in sim.trace)
@@ -62,7 +62,7 @@ def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
     assert sum(sim.held for sim in sims) > 50, "arguments that are admitted"
 
 
-def test_a_broken_promise_names_its_seed_and_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_promise_names_its_seed_and_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FairAdmission, "next", lambda self: None)
     with pytest.raises(
         AssertionError,

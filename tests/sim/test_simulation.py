@@ -16,11 +16,11 @@ from tests.sim.simulations.cluster import SimCluster, simulate
 from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
 
 
-def test_with_any_faults_every_promise_holds_and_all_work_ends(seed: int) -> None:
+def test_promises_hold_with_any_faults(seed: int) -> None:
     simulate(seed, can_kill=seed % 4 != 3)
 
 
-def test_the_same_seed_is_the_same_run() -> None:
+def test_seed_decides_the_run() -> None:
     first, second = simulate(7), simulate(7)
     assert first.trace == second.trace
     assert len(first.trace) > 5
@@ -28,13 +28,13 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert [c.outcomes for c in first.coordinators] == [c.outcomes for c in second.coordinators]
 
 
-def test_without_faults_every_function_runs_exactly_once() -> None:
+def test_functions_run_once_without_faults() -> None:
     cluster = simulate(3, faults=0, works=200)
     assert len(cluster.oracle.runs) == 400
     assert len(set(cluster.oracle.runs.values())) == 400
 
 
-def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
+def test_simulation_reaches_its_events() -> None:
     """Over some seeds work ends in each possible way, rounds end, and work runs more than once: a
     mild simulation would find no bugs."""
     outcomes: set[int] = set()
@@ -56,7 +56,7 @@ def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
     assert repeated > 20
 
 
-def test_a_broken_promise_names_its_seed_and_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_promise_names_its_seed_and_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CoordinatorMachine, "_submit", lambda self: [])
     with pytest.raises(
         AssertionError, match=r"(?s)dispatch P7.*pytest tests/sim --seed 5.*dispatcher starts"

@@ -17,7 +17,7 @@ Connect = Callable[..., ZmqClient]
 
 
 @pytest.mark.parametrize("seed", range(2, 12))
-def test_no_process_ever_sees_another_ones_later_writes(remote: ZmqClient, seed: int) -> None:
+def test_later_writes_stay_in_their_process(remote: ZmqClient, seed: int) -> None:
     change_everything_after_each_call(remote, seed)
 
 
@@ -27,7 +27,7 @@ def free_bytes() -> int:
 
 
 @pytest.mark.timeout(300)
-def test_an_array_of_three_gib_passes(serve: Serve, connect: Connect, route: str) -> None:
+def test_array_of_three_gib_passes(serve: Serve, connect: Connect, route: str) -> None:
     if free_bytes() < 8 * 2**30:
         pytest.skip("needs 8 GiB of free memory")
     step = 2**20

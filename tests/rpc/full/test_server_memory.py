@@ -80,7 +80,7 @@ def greedy(route: str) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
 
 
 @pytest.mark.timeout(180)
-def test_a_client_that_sends_without_end_fills_its_bound_of_a_server_and_no_more(
+def test_endless_sender_fills_only_its_bound(
     route: str, child: Child, connect: Connect, greedy: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     process = child(SERVER)
@@ -101,7 +101,7 @@ def test_a_client_that_sends_without_end_fills_its_bound_of_a_server_and_no_more
 
 
 @pytest.mark.timeout(120)
-def test_handlers_that_call_their_own_server_until_no_thread_is_left_are_told_of(
+def test_handlers_that_block_all_threads_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     server = Server.create("zmq", "127.0.0.1:0", threads_max=3)

@@ -221,7 +221,7 @@ def changed(random: random.Random, message: list[bytes], hello: bytes) -> list[b
     return frames  # else it is as it was: a replay
 
 
-def test_ten_thousand_connections_that_send_random_bytes_hurt_nobody(
+def test_random_bytes_of_10000_connections_are_harmless(
     serve_busily: Callable[..., Busy],
 ) -> None:
     busy = serve_busily()
@@ -241,7 +241,7 @@ def test_ten_thousand_connections_that_send_random_bytes_hurt_nobody(
     busy.end()
 
 
-def test_fuzzed_truncated_doubled_and_replayed_messages_are_counted_and_hurt_nobody(
+def test_mangled_messages_are_counted_and_harmless(
     serve_busily: Callable[..., Busy],
 ) -> None:
     busy = serve_busily()
@@ -282,7 +282,7 @@ def silent(address: str, count: int) -> Iterator[None]:
         yield
 
 
-def test_two_thousand_connections_that_say_nothing_are_ended_and_hurt_nobody(
+def test_silent_connections_are_ended(
     serve_busily: Callable[..., Busy],
 ) -> None:
     busy = serve_busily(handshake_s=1.0)
@@ -294,7 +294,7 @@ def test_two_thousand_connections_that_say_nothing_are_ended_and_hurt_nobody(
         busy.end()
 
 
-def test_a_server_without_descriptors_goes_on_serving_and_lets_others_in_when_the_silent_ones_are_ended(
+def test_server_without_descriptors_recovers(
     serve_busily: Callable[..., Busy], connect: Callable[..., ZmqClient]
 ) -> None:
     limit = 128

@@ -51,7 +51,7 @@ def after(steps: list[Step], slots: int = 1, per_slot_max: int = WORKER_WINDOW_M
         "quick, then slow",
     ],
 )
-def test_p1_the_limit_stays_between_two_and_the_maximum_for_each_slot(
+def test_p1_limit_is_between_two_and_maximum_per_slot(
     slots: int, per_slot_max: int, steps: list[Step], limit: int
 ) -> None:
     assert after(steps, slots, per_slot_max).limit == limit
@@ -59,13 +59,13 @@ def test_p1_the_limit_stays_between_two_and_the_maximum_for_each_slot(
 
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("takes_s", [HORIZON_S, 2 * HORIZON_S, 60.0])
-def test_p2_of_work_longer_than_the_horizon_each_slot_gets_two(slots: int, takes_s: float) -> None:
+def test_p2_slot_gets_two_items_of_long_work(slots: int, takes_s: float) -> None:
     steps = [(slots, takes_s * turn) for turn in range(1, 20)]
     for turns in range(1, 20):
         assert after(steps[:turns], slots).limit == 2 * slots
 
 
-def test_the_limit_follows_a_growing_rate_by_half_and_a_falling_one_at_once() -> None:
+def test_limit_follows_falling_rate_at_once() -> None:
     window = after([(1000, 1.0)])
     assert (window.rate, window.limit) == (500.0, 25)
     window.note_returned(1000, 1.0, 0.0, 2.0, idle=False)
@@ -74,7 +74,7 @@ def test_the_limit_follows_a_growing_rate_by_half_and_a_falling_one_at_once() ->
     assert (window.rate, window.limit) == (100.0, 5)
 
 
-def test_a_rate_is_taken_over_five_milliseconds_and_not_over_less() -> None:
+def test_rate_is_measured_over_five_milliseconds() -> None:
     window = after([(1, 0.002), (1, 0.004)])
     assert (window.rate, window.limit) == (0.0, 2)
     # five in 5 ms: the earlier outcomes count
@@ -82,7 +82,7 @@ def test_a_rate_is_taken_over_five_milliseconds_and_not_over_less() -> None:
     assert window.rate == pytest.approx(500.0)
 
 
-def test_only_the_time_that_the_worker_reports_makes_it_slow() -> None:
+def test_rate_counts_reported_busy_time_only() -> None:
     window = WorkWindow(1)
     for turn in range(2):
         window.note_handed_out(turn * 100.0)
@@ -141,7 +141,7 @@ def _nothing_is_on_the_way() -> None:
 
 
 @pytest.mark.parametrize("trip_s", [0.0, 0.001, 0.01, 0.04, 0.1, 0.2, 0.5])
-def test_p3_quick_work_keeps_a_worker_busy_however_long_its_round_trip(trip_s: float) -> None:
+def test_p3_quick_work_keeps_distant_worker_busy(trip_s: float) -> None:
     done, window = held_up(trip_s, lambda _: 0.0001, 10.0)
     # the window needs a few round trips until the rate is known
     possible = 10_000 * (10.0 - 6 * trip_s)
@@ -149,27 +149,25 @@ def test_p3_quick_work_keeps_a_worker_busy_however_long_its_round_trip(trip_s: f
     assert window.trip_s == trip_s
 
 
-def test_p3_a_slow_first_work_item_and_pauses_do_not_starve_a_distant_worker() -> None:
+def test_p3_slow_first_item_does_not_starve_worker() -> None:
     done, _ = held_up(
         0.2, lambda number: 0.05 if number == 0 or number % 5000 == 4999 else 0.0001, 10.0
     )
     assert done >= 50_000
 
 
-def test_p2_of_slow_work_each_slot_of_a_distant_worker_gets_two() -> None:
+def test_p2_distant_slot_gets_two_items_of_slow_work() -> None:
     for takes_s in (0.25, 1.0):
         _, window = held_up(0.2, lambda _, each=takes_s: each, 60.0)
         assert window.limit == 2
 
 
-def test_a_message_without_outcomes_says_nothing_about_the_rate() -> None:
+def test_message_without_outcomes_keeps_rate() -> None:
     window = after([(1000, 1.0), (0, 1.0)])
     window.note_returned(1000, 1.0, 0.0, 2.0, idle=False)
     assert window.rate == 750.0
 
 
-def test_what_a_worker_holds_takes_as_long_as_its_rate_says_and_for_ever_while_that_is_unknown() -> (
-    None
-):
+def test_remaining_time_follows_rate() -> None:
     assert after([(1000, 1.0)]).remaining_s(50) == 0.1
     assert WorkWindow(1).remaining_s(1) == inf

@@ -22,15 +22,13 @@ from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 @pytest.mark.timeout(120)
 @pytest.mark.processes("dispatcher")
 @pytest.mark.killed("dispatcher")
-def test_a_dispatcher_that_is_killed_and_started_again_loses_no_result(
+def test_killed_dispatcher_loses_no_result(
     port: int, start_worker: StartWorker, start_dispatcher: StartDispatcher, tmp_path: Path
 ) -> None:
     kill_dispatchers(1, port, start_worker, start_dispatcher, tmp_path)
 
 
-def test_with_threads_as_slots_a_new_dispatcher_waits_for_running_functions(
-    port: int, tmp_path: Path
-) -> None:
+def test_new_dispatcher_waits_for_functions_in_threads(port: int, tmp_path: Path) -> None:
     """The running function cannot be killed, so its slot counts as busy, and join raises only after
     it has ended."""
     config = DispatcherConfig(port=port, lease_s=3.0)
@@ -73,9 +71,7 @@ def stubborn(folder: Path) -> None:
     (folder / f"begun-ended-{os.getpid()}").touch()
 
 
-def test_work_that_was_cancelled_while_the_dispatcher_was_away_does_not_run(
-    port: int, tmp_path: Path
-) -> None:
+def test_work_cancelled_without_dispatcher_does_not_run(port: int, tmp_path: Path) -> None:
     config = DispatcherConfig(port=port)
     first = zd.DispatchServer(config)
     with ClusterCoordinator(first, cluster_lost_limit_s=60.0) as coordinator:
@@ -93,7 +89,7 @@ def test_work_that_was_cancelled_while_the_dispatcher_was_away_does_not_run(
 
 
 @pytest.mark.parametrize("how", ["join", "fetch", "schedule"])
-def test_without_a_dispatcher_for_too_long_waiting_work_fails(port: int, how: str) -> None:
+def test_waiting_work_fails_without_dispatcher(port: int, how: str) -> None:
     """This holds even if there never was a dispatcher: the constructor does not wait."""
     text = r"the cluster was without a dispatcher for 0\.2 s"
     with ClusterCoordinator(
@@ -111,7 +107,7 @@ def test_without_a_dispatcher_for_too_long_waiting_work_fails(port: int, how: st
                 value.get(0)
 
 
-def test_the_loss_of_a_dispatcher_is_an_error_and_a_later_dispatcher_is_used_again(
+def test_coordinator_uses_later_dispatcher_after_loss(
     port: int,
 ) -> None:
     config = DispatcherConfig(port=port)
@@ -141,7 +137,7 @@ WAITS: dict[str, Callable[[ClusterCoordinator, Any], object]] = {
 
 
 @pytest.mark.parametrize("way", WAITS)
-def test_a_waiting_call_logs_what_it_waits_for(
+def test_waiting_call_logs_its_reason(
     port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, way: str
 ) -> None:
     monkeypatch.setattr("zmqdist.limits.WAIT_LOG_S", 0.05)
@@ -157,7 +153,7 @@ def test_a_waiting_call_logs_what_it_waits_for(
         assert "1 scheduled function: waiting" in caplog.text
 
 
-def test_a_future_without_a_worker_says_what_is_missing(
+def test_future_without_worker_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("zmqdist.limits.WAIT_LOG_S", 0.05)

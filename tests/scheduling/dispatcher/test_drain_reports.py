@@ -49,14 +49,14 @@ def make(number: int) -> list[int]:
     return [number]
 
 
-def test_a_worker_with_nothing_leaves_at_once(cluster: zd.local_cluster) -> None:
+def test_worker_without_values_leaves_at_once(cluster: zd.local_cluster) -> None:
     assert drain(cluster, "--dry-run").out == "worker:0 has nothing to lose\n"
     assert cluster.dispatcher.num_workers == 1
     assert drain(cluster).out == "worker:0 leaves; its running functions have 10 s to end\n"
     assert cluster.dispatcher.wait_for(lambda present: not present, 10.0)
 
 
-def test_kept_values_without_a_lineage_refuse_a_drain_by_their_names(
+def test_kept_values_without_lineage_refuse_drain(
     cluster: zd.local_cluster,
 ) -> None:
     with ClusterCoordinator(cluster) as coordinator:
@@ -85,7 +85,7 @@ def test_kept_values_without_a_lineage_refuse_a_drain_by_their_names(
         )
 
 
-def test_a_program_that_removes_a_worker_gets_the_names_of_what_would_be_lost(
+def test_refused_removal_names_lost_values(
     cluster: zd.local_cluster,
 ) -> None:
     with ClusterCoordinator(cluster) as coordinator:
@@ -107,7 +107,7 @@ def test_a_program_that_removes_a_worker_gets_the_names_of_what_would_be_lost(
         assert cluster.dispatcher.wait_for(lambda present: not present, 10.0)
 
 
-def test_a_value_that_its_program_has_only_just_received_is_in_the_report(
+def test_value_just_received_is_in_report(
     cluster: zd.local_cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late: list[tuple[DealerConnection, Message]] = []
@@ -130,7 +130,7 @@ def test_a_value_that_its_program_has_only_just_received_is_in_the_report(
         assert (report.lost, report.unknown) == ((f"make-{kept.work}",), 0)
 
 
-def test_a_value_that_the_program_has_dropped_is_in_no_report(cluster: zd.local_cluster) -> None:
+def test_dropped_value_is_in_no_report(cluster: zd.local_cluster) -> None:
     with ClusterCoordinator(cluster) as coordinator:
         value = coordinator.schedule(make, (1,), keep=True)
         coordinator.join()
@@ -138,7 +138,7 @@ def test_a_value_that_the_program_has_dropped_is_in_no_report(cluster: zd.local_
         assert drain(cluster, "--dry-run").out == "worker:0 has nothing to lose\n"
 
 
-def test_running_and_pinned_functions_and_resources_are_named(cluster: zd.local_cluster) -> None:
+def test_report_names_functions_and_resources(cluster: zd.local_cluster) -> None:
     begun, end = threading.Semaphore(0), threading.Event()
     running.begun, running.end = begun, end  # type: ignore[attr-defined]
     with ClusterCoordinator(cluster) as coordinator:
@@ -183,7 +183,7 @@ def wait_for_report(cluster: zd.local_cluster, running: set[str], work: int) -> 
         threading.Event().wait(0.01)
 
 
-def test_values_of_a_program_that_does_not_reply_count_as_lost(
+def test_values_of_silent_program_count_as_lost(
     cluster: zd.local_cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ClusterCoordinator(cluster) as coordinator:
@@ -202,7 +202,7 @@ def test_values_of_a_program_that_does_not_reply_count_as_lost(
     ]
 
 
-def test_a_worker_that_is_not_there_is_not_found(cluster: zd.local_cluster) -> None:
+def test_drain_of_missing_worker_is_not_found(cluster: zd.local_cluster) -> None:
     with pytest.raises(errors.NotFoundError, match="no worker worker:7 is registered here"):
         cluster.dispatcher.drain("worker", 7, 1.0)
 
@@ -222,7 +222,7 @@ def test_a_worker_that_is_not_there_is_not_found(cluster: zd.local_cluster) -> N
         ),
     ],
 )
-def test_data_tasks_move_or_refuse_the_drain_by_their_mode(
+def test_data_tasks_refuse_drain_by_their_mode(
     row: DataTaskRow, losses: list[str], line: str
 ) -> None:
     report = DrainReport("worker:0", data=(row,))
@@ -230,7 +230,7 @@ def test_data_tasks_move_or_refuse_the_drain_by_their_mode(
     assert report.lines == [line]
 
 
-def test_a_sentence_has_the_first_names_and_counts_the_others() -> None:
+def test_sentence_has_first_names_and_a_count() -> None:
     report = DrainReport("worker:0", lost=tuple(f"make-{number}" for number in range(12)))
     assert report.lines[0].startswith("lost: 12 kept values that have no lineage: make-0, make-1")
     assert report.lines[0].endswith("make-9 and 2 more")

@@ -133,7 +133,7 @@ def ask(client: ZmqClient, method: str, *args: Any) -> Any:
 # -- what a joined worker does ---------------------------------------------------------------------
 
 
-def test_joined_workers_and_a_joined_program_exchange_large_arrays(
+def test_joined_processes_exchange_large_arrays(
     dispatcher: zd.DispatchServer, member: Member, start: Callable[..., zd.WorkerServer]
 ) -> None:
     for index in range(2):
@@ -148,7 +148,7 @@ def test_joined_workers_and_a_joined_program_exchange_large_arrays(
         assert argument.fetch() == LARGE
 
 
-def test_members_that_joined_and_members_with_static_keys_work_together(
+def test_joined_and_static_keys_work_together(
     dispatcher: zd.DispatchServer,
     member: Member,
     start: Callable[..., zd.WorkerServer],
@@ -176,14 +176,14 @@ def test_members_that_joined_and_members_with_static_keys_work_together(
         ("keys_token", ("admin", "h:1", 60.0, "")),
     ],
 )
-def test_a_joined_worker_may_not_act_as_submitter_or_admin(
+def test_joined_worker_is_no_submitter_or_admin(
     dispatcher: zd.DispatchServer, member: Member, method: str, args: tuple[Any, ...]
 ) -> None:
     with pytest.raises(errors.PermissionDeniedError, match=f"role worker may not call {method}"):
         call(dispatcher.address, member("worker:0"), "submit", method, *args)
 
 
-def test_a_joined_worker_cannot_schedule(dispatcher: zd.DispatchServer, member: Member) -> None:
+def test_joined_worker_cannot_schedule(dispatcher: zd.DispatchServer, member: Member) -> None:
     with (
         pytest.raises(
             errors.PermissionDeniedError, match="role worker may not send RegisterCoordinator"
@@ -193,7 +193,7 @@ def test_a_joined_worker_cannot_schedule(dispatcher: zd.DispatchServer, member: 
         coordinator.schedule(int).fetch()
 
 
-def test_a_joined_worker_cannot_register_as_another(
+def test_joined_worker_registers_only_its_name(
     dispatcher: zd.DispatchServer, member: Member, start: Callable[..., zd.WorkerServer]
 ) -> None:
     folder = member("worker:3")
@@ -207,7 +207,7 @@ def test_a_joined_worker_cannot_register_as_another(
     assert start(dispatcher, folder, index=3).name == "worker:3"
 
 
-def test_a_connection_of_a_forgotten_key_registers_under_no_name() -> None:
+def test_forgotten_key_registers_under_no_name() -> None:
     """Its key is as unknown as one that never joined; a static key may take any name of its
     role.
     """
@@ -224,14 +224,14 @@ def test_a_connection_of_a_forgotten_key_registers_under_no_name() -> None:
     ]
 
 
-def test_a_parameter_server_cannot_register_as_a_worker(
+def test_parameter_server_cannot_register_as_worker(
     dispatcher: zd.DispatchServer, member: Member, start: Callable[..., zd.WorkerServer]
 ) -> None:
     with pytest.raises(errors.PermissionDeniedError, match="the key of this process is for ps:0"):
         start(dispatcher, member("ps:0"), job="ps", index=0)
 
 
-def test_a_joined_worker_is_not_taken_for_a_dispatcher(
+def test_joined_worker_is_no_dispatcher(
     dispatcher: zd.DispatchServer,
     member: Member,
     start: Callable[..., zd.WorkerServer],
@@ -244,9 +244,7 @@ def test_a_joined_worker_is_not_taken_for_a_dispatcher(
         call(impostor.address, all_keys, "submit", "status")
 
 
-def test_a_key_that_may_join_may_do_nothing_else(
-    dispatcher: zd.DispatchServer, all_keys: str
-) -> None:
+def test_joining_key_may_only_join(dispatcher: zd.DispatchServer, all_keys: str) -> None:
     from zmqdist.transport.security import ClientSecurity
 
     ticket = decode_ticket(dispatcher.open_join("worker:0"))
@@ -263,7 +261,7 @@ def test_a_key_that_may_join_may_do_nothing_else(
 # -- tickets ---------------------------------------------------------------------------------------
 
 
-def test_a_ticket_admits_one_process(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
+def test_ticket_admits_one_process(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
     ticket = decode_ticket(dispatcher.open_join("worker:0"))
     join(ticket, tmp_path / "one")
     with pytest.raises(
@@ -273,9 +271,7 @@ def test_a_ticket_admits_one_process(dispatcher: zd.DispatchServer, tmp_path: Pa
     assert not (tmp_path / "two").exists()
 
 
-def test_a_join_into_a_file_does_not_use_the_ticket(
-    dispatcher: zd.DispatchServer, tmp_path: Path
-) -> None:
+def test_join_into_file_keeps_ticket(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
     ticket = decode_ticket(dispatcher.open_join("worker:0"))
     (tmp_path / "file").touch()
     with pytest.raises(
@@ -285,7 +281,7 @@ def test_a_join_into_a_file_does_not_use_the_ticket(
     assert join(ticket, tmp_path / "others") == "worker"
 
 
-def test_a_join_makes_no_folder_above_its_own_and_does_not_use_the_ticket(
+def test_join_without_parent_folder_keeps_ticket(
     dispatcher: zd.DispatchServer, tmp_path: Path
 ) -> None:
     ticket = decode_ticket(dispatcher.open_join("worker:0"))
@@ -300,7 +296,7 @@ def test_a_join_makes_no_folder_above_its_own_and_does_not_use_the_ticket(
     assert join(ticket, folder) == "worker"
 
 
-def test_a_join_whose_folder_is_removed_meanwhile_writes_no_key(
+def test_join_into_removed_folder_writes_no_key(
     dispatcher: zd.DispatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
@@ -320,9 +316,7 @@ def test_a_join_whose_folder_is_removed_meanwhile_writes_no_key(
     assert not folder.exists()
 
 
-def test_the_refusal_of_a_late_ticket_says_so(
-    dispatcher: zd.DispatchServer, tmp_path: Path
-) -> None:
+def test_late_ticket_is_refused_as_late(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
     ticket = decode_ticket(dispatcher.open_join("worker:0", valid_s=0.001))
     with pytest.raises(
         errors.UnauthenticatedError,
@@ -331,9 +325,7 @@ def test_the_refusal_of_a_late_ticket_says_so(
         until(lambda: join(ticket, tmp_path / "one"))
 
 
-def test_the_refusal_of_a_ticket_for_another_role_says_so(
-    dispatcher: zd.DispatchServer, tmp_path: Path
-) -> None:
+def test_ticket_for_wrong_role_is_refused(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
 
     ticket = replace(decode_ticket(dispatcher.open_join("worker:0")), name="submit")
     with pytest.raises(
@@ -343,7 +335,7 @@ def test_the_refusal_of_a_ticket_for_another_role_says_so(
         join(ticket, tmp_path / "one")
 
 
-def test_without_an_open_ticket_an_unknown_key_is_refused_at_the_door(
+def test_unknown_key_is_refused_without_open_ticket(
     dispatcher: zd.DispatchServer, all_keys: str, tmp_path: Path
 ) -> None:
     from zmqdist.transport.join_ticket import JoinTicket
@@ -354,12 +346,12 @@ def test_without_an_open_ticket_an_unknown_key_is_refused_at_the_door(
 
 
 @pytest.mark.parametrize("name", ["worker", "worker:x", "worker:-1", "", "a b:1", "king"])
-def test_an_invalid_name_gets_no_ticket(dispatcher: zd.DispatchServer, name: str) -> None:
+def test_invalid_name_gets_no_ticket(dispatcher: zd.DispatchServer, name: str) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="cannot join: wanted JOB:INDEX"):
         dispatcher.open_join(name)
 
 
-def test_a_dispatcher_without_keys_has_no_tickets() -> None:
+def test_dispatcher_without_keys_has_no_tickets() -> None:
     with (
         zd.DispatchServer() as plain,
         pytest.raises(errors.FailedPreconditionError, match="has no CURVE keys"),
@@ -368,7 +360,7 @@ def test_a_dispatcher_without_keys_has_no_tickets() -> None:
 
 
 @pytest.mark.timeout(120)
-def test_a_thousand_wrong_tokens_slow_no_other_and_fill_no_log(
+def test_wrong_tokens_slow_no_other_and_fill_no_log(
     dispatcher: zd.DispatchServer,
     member: Member,
     start: Callable[..., zd.WorkerServer],
@@ -443,7 +435,7 @@ class Stranger:
         self.loop.stop()
 
 
-def test_a_process_that_shows_no_token_is_disconnected_again_and_again(
+def test_process_without_token_is_disconnected(
     dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second time, the kernel gives the connection a descriptor of one that ended before."""
@@ -456,7 +448,7 @@ def test_a_process_that_shows_no_token_is_disconnected_again_and_again(
             assert stranger.events.get(timeout=20) == expected
 
 
-def test_a_process_that_got_no_reply_joins_again_with_the_same_ticket_and_key(
+def test_process_without_reply_joins_again(
     dispatcher: zd.DispatchServer,
 ) -> None:
     ticket, pair = decode_ticket(dispatcher.open_join("worker:1")), keys.new_pair()
@@ -468,9 +460,7 @@ def test_a_process_that_got_no_reply_joins_again_with_the_same_ticket_and_key(
             assert stranger.events.get(timeout=20) == Joined("worker", "worker:1")
 
 
-def test_a_connection_may_show_only_one_token(
-    dispatcher: zd.DispatchServer, tmp_path: Path
-) -> None:
+def test_connection_may_show_one_token(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
     ticket = decode_ticket(dispatcher.open_join("worker:1"))
     with Stranger(ticket) as stranger:
         for secret in ("guessed", ticket.secret):
@@ -485,7 +475,7 @@ def test_a_connection_may_show_only_one_token(
 # -- revocation ------------------------------------------------------------------------------------
 
 
-def test_a_revoked_worker_is_lost_at_once_and_its_work_runs_elsewhere(
+def test_revoked_worker_is_lost_at_once(
     dispatcher: zd.DispatchServer,
     member: Member,
     start: Callable[..., zd.WorkerServer],
@@ -516,7 +506,7 @@ def _hold() -> int:
     return int(_waiting[0].wait(20))
 
 
-def test_a_revoked_key_is_refused_with_that_reason_everywhere(
+def test_revoked_key_is_refused_everywhere(
     dispatcher: zd.DispatchServer,
     member: Member,
     start: Callable[..., zd.WorkerServer],
@@ -549,7 +539,7 @@ def _failure(client: ZmqClient) -> errors.OpError | None:
     return None
 
 
-def test_a_static_key_can_be_revoked_too(
+def test_static_key_can_be_revoked(
     dispatcher: zd.DispatchServer,
     all_keys: str,
     start: Callable[..., zd.WorkerServer],
@@ -562,9 +552,7 @@ def test_a_static_key_can_be_revoked_too(
         start(dispatcher, all_keys, index=0)
 
 
-def test_an_unknown_key_or_name_cannot_be_revoked(
-    dispatcher: zd.DispatchServer, admin: ZmqClient
-) -> None:
+def test_unknown_key_cannot_be_revoked(dispatcher: zd.DispatchServer, admin: ZmqClient) -> None:
     with pytest.raises(errors.NotFoundError, match="'worker:9'"):
         ask(admin, "keys_revoke", "worker:9")
 
@@ -572,7 +560,7 @@ def test_an_unknown_key_or_name_cannot_be_revoked(
 # -- rotation --------------------------------------------------------------------------------------
 
 
-def test_members_replace_their_keys_and_lose_no_work(
+def test_members_replace_keys_without_losing_work(
     dispatcher: zd.DispatchServer,
     member: Member,
     start: Callable[..., zd.WorkerServer],
@@ -613,7 +601,7 @@ def test_members_replace_their_keys_and_lose_no_work(
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["with work_dir", "without"])
-def test_after_a_restart_the_work_dir_has_the_members_or_they_must_join_again(
+def test_work_dir_keeps_members_over_restart(
     all_keys: str, tmp_path: Path, start: Callable[..., zd.WorkerServer], kept: bool
 ) -> None:
     config = DispatcherConfig(
@@ -634,7 +622,7 @@ def test_after_a_restart_the_work_dir_has_the_members_or_they_must_join_again(
 
 @pytest.mark.killed("joining")
 @pytest.mark.timeout(120)
-def test_a_killed_dispatcher_remembers_joined_and_revoked_keys(
+def test_killed_dispatcher_remembers_keys(
     all_keys: str,
     tmp_path: Path,
     start_dispatcher: Callable[..., subprocess.Popen[str]],
@@ -670,7 +658,7 @@ def test_a_killed_dispatcher_remembers_joined_and_revoked_keys(
 # -- secrets ---------------------------------------------------------------------------------------
 
 
-def test_no_secret_is_shown(
+def test_secrets_are_never_shown(
     dispatcher: zd.DispatchServer, member: Member, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -699,7 +687,7 @@ def _shown_by(pid: int) -> str:
 
 @pytest.mark.processes("joining")
 @pytest.mark.timeout(120)
-def test_a_worker_process_joins_by_a_descriptor_and_shows_its_secrets_nowhere(
+def test_worker_process_joins_by_descriptor(
     dispatcher: zd.DispatchServer, member: Member, tmp_path: Path
 ) -> None:
     text = dispatcher.open_join("worker:3")
@@ -750,7 +738,7 @@ def test_a_worker_process_joins_by_a_descriptor_and_shows_its_secrets_nowhere(
 
 
 @pytest.mark.timeout(120)
-def test_a_worker_replaces_its_key_although_its_ticket_has_another_address_of_the_dispatcher(
+def test_worker_with_foreign_address_replaces_its_key(
     dispatcher: zd.DispatchServer, admin: ZmqClient, tmp_path: Path
 ) -> None:
     port = dispatcher.address.rpartition(":")[2]
@@ -778,7 +766,7 @@ def _looks_at_itself(array: Any) -> tuple[int, str, float]:
 
 
 @pytest.mark.timeout(120)
-def test_a_parameter_server_that_joined_is_found_by_its_own_key(member: Member) -> None:
+def test_joined_parameter_server_is_found_by_its_key(member: Member) -> None:
     address = f"127.0.0.1:{free_port()}"
     with zd.Server({"ps": [address]}, "ps", 0, keys_dir=member("ps:0", address=address)):
         assert call(address, member("submit"), "submit", SERVER_INFO)[0] == "server-ps:0"
@@ -786,7 +774,7 @@ def test_a_parameter_server_that_joined_is_found_by_its_own_key(member: Member) 
 
 
 @pytest.mark.timeout(300)
-def test_the_command_makes_tickets_and_lists_revokes_and_replaces_keys(
+def test_command_manages_tickets_and_keys(
     dispatcher: zd.DispatchServer,
     all_keys: str,
     tmp_path: Path,
@@ -826,7 +814,7 @@ def test_the_command_makes_tickets_and_lists_revokes_and_replaces_keys(
 # -- vouching --------------------------------------------------------------------------------------
 
 
-def test_a_member_that_was_just_admitted_is_never_refused_by_another(
+def test_new_member_is_accepted_by_members(
     dispatcher: zd.DispatchServer, member: Member, start: Callable[..., zd.WorkerServer]
 ) -> None:
     shown_by = member("worker:0")
@@ -842,7 +830,7 @@ def test_a_member_that_was_just_admitted_is_never_refused_by_another(
 
 
 @pytest.mark.timeout(120)
-def test_while_the_dispatcher_does_not_reply_a_connection_between_members_waits(
+def test_members_wait_for_silent_dispatcher(
     all_keys: str,
     tmp_path: Path,
     start_dispatcher: Callable[..., subprocess.Popen[str]],
@@ -879,7 +867,7 @@ def test_while_the_dispatcher_does_not_reply_a_connection_between_members_waits(
 
 
 @pytest.mark.timeout(120)
-def test_a_joined_program_reads_elements_of_joined_workers(
+def test_joined_program_reads_elements(
     dispatcher: zd.DispatchServer,
     member: Member,
     start: Callable[..., zd.WorkerServer],

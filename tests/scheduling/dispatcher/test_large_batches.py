@@ -44,7 +44,7 @@ def fit(messages: list[Message]) -> bool:
     )
 
 
-def test_many_functions_go_to_a_worker_in_several_messages_each_before_the_first_work_that_uses_it(
+def test_functions_for_worker_are_split_before_work(
     broker: Broker,
 ) -> None:
     coordinator(broker)
@@ -62,7 +62,7 @@ def test_many_functions_go_to_a_worker_in_several_messages_each_before_the_first
     assert [item[3] for assign in assigns for item in assign.items] == [fn for fn, _ in FUNCTIONS]
 
 
-def test_many_lost_starts_with_their_last_lines_are_reported_in_several_messages(
+def test_many_lost_starts_take_several_messages(
     broker: Broker,
 ) -> None:
     count = 250
@@ -109,9 +109,7 @@ def sent(effects: list[Effect], kind: type[Message]) -> list[Any]:
     return [message for message in messages if isinstance(message, kind)]
 
 
-def test_many_functions_are_defined_in_several_messages_at_once_and_for_another_dispatcher() -> (
-    None
-):
+def test_many_functions_are_defined_in_several_messages() -> None:
     machine = coordinator_machine()
     for is_first in (True, False):  # at this dispatcher, and again after a reconnect
         effects = connect(machine)
@@ -140,7 +138,7 @@ def test_much_work_is_cancelled_in_several_messages() -> None:
     assert [work for message in cancels for work, _ in message.works] == [*numbers]
 
 
-def test_a_long_chain_of_work_ends_without_a_deep_stack() -> None:
+def test_long_chain_of_work_needs_no_deep_stack() -> None:
     machine = coordinator_machine()
     first, *rest = works = works_of(range(1, 5000))
     for source, work in pairwise(works):
@@ -154,7 +152,7 @@ def test_a_long_chain_of_work_ends_without_a_deep_stack() -> None:
     assert (machine.unfinished, machine.waiting) == (0, 0)
 
 
-def test_the_deadlines_of_ended_work_are_not_remembered() -> None:
+def test_deadlines_of_ended_work_are_forgotten() -> None:
     machine = coordinator_machine()
     machine.handle(Scheduled(works_of([1], until=50.0)), 0.0)
     for number in range(2, 1002):

@@ -61,7 +61,7 @@ def refused(changes: list[Change | Send]) -> tuple[int, str]:
 # -- joining ---------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_registers_is_welcomed_and_joins(membership: Membership) -> None:
+def test_registered_worker_joins(membership: Membership) -> None:
     register = asks(index=3)
     changes = membership.handle(Heard("a", register), 5.0)
     member = membership.members["worker", 3]
@@ -73,7 +73,7 @@ def test_a_worker_that_registers_is_welcomed_and_joins(membership: Membership) -
     assert (member.joined_at, member.heard_at, member.peer) == (5.0, 5.0, "a")
 
 
-def test_a_worker_without_an_index_gets_the_lowest_free_one_of_its_job(
+def test_worker_without_index_gets_lowest_free(
     membership: Membership,
 ) -> None:
     join(membership, "a", asks(1, index=0))
@@ -95,16 +95,14 @@ def test_a_worker_without_an_index_gets_the_lowest_free_one_of_its_job(
     [(1, 10.0, 1.0), (200, 10.0, 2.0), (1000, 10.0, 2.5), (1, 2.0, 0.5)],
     ids=["few", "two hundred", "never less often than four times a lease", "a short lease"],
 )
-def test_the_more_workers_there_are_the_rarer_their_heartbeats(
-    workers: int, lease_s: float, beat_s: float
-) -> None:
+def test_beats_are_rarer_with_more_workers(workers: int, lease_s: float, beat_s: float) -> None:
     membership = Membership(lease_s, BACK_S, CUT_S)
     for index in range(workers):
         changes = membership.handle(Heard(f"w{index}", asks(index, index=index)), 0.0)
     assert changes[0] == Send(f"w{workers - 1}", Registered(workers - 1, beat_s, lease_s, CUT_S))
 
 
-def test_p1_a_second_worker_of_a_name_is_refused_while_the_first_is_connected(
+def test_p1_second_worker_of_name_is_refused(
     membership: Membership,
 ) -> None:
     member = join(membership, "a", asks(1, pid=100))
@@ -115,7 +113,7 @@ def test_p1_a_second_worker_of_a_name_is_refused_while_the_first_is_connected(
     assert membership.by_peer == {"a": member}
 
 
-def test_p1_a_worker_that_was_given_its_index_before_does_not_succeed_one_that_has_it_now(
+def test_p1_chosen_index_replaces_no_member(
     membership: Membership,
 ) -> None:
     """Another dispatcher gave it the index: it is another worker than the one that has the index
@@ -128,7 +126,7 @@ def test_p1_a_worker_that_was_given_its_index_before_does_not_succeed_one_that_h
     assert membership.handle(Heard("c", asks(1)), 1.6)[1] == MemberBack(first, asks(1))
 
 
-def test_p1_a_successor_takes_the_place_of_one_whose_connection_has_ended(
+def test_p1_successor_replaces_member_that_is_away(
     membership: Membership,
 ) -> None:
     first = join(membership, "a", asks(1))
@@ -156,7 +154,7 @@ def test_p1_a_successor_takes_the_place_of_one_whose_connection_has_ended(
     ],
     ids=["no slots", "fewer than none", "another life", "another index", "another job"],
 )
-def test_an_invalid_registration_is_refused_and_changes_nothing(
+def test_invalid_registration_changes_nothing(
     membership: Membership, register: Register, code: int, problem: str
 ) -> None:
     member = join(membership, "a", asks(1))
@@ -166,7 +164,7 @@ def test_an_invalid_registration_is_refused_and_changes_nothing(
     assert membership.by_peer == {"a": member}
 
 
-def test_a_full_dispatcher_refuses_newcomers_and_takes_back_its_own(membership: Membership) -> None:
+def test_full_dispatcher_takes_back_its_members(membership: Membership) -> None:
     for index in range(WORKERS_MAX):
         membership.handle(Heard(f"w{index}", asks(index, index=index)), 0.0)
     code, text = refused(
@@ -181,9 +179,7 @@ def test_a_full_dispatcher_refuses_newcomers_and_takes_back_its_own(membership: 
 
 
 @pytest.mark.parametrize("index", [0, -1], ids=["by its index", "by its incarnation alone"])
-def test_p3_a_worker_that_is_back_in_time_is_the_same_member(
-    membership: Membership, index: int
-) -> None:
+def test_p3_worker_back_in_time_is_the_same_member(membership: Membership, index: int) -> None:
     member = join(membership, "a")
     assert membership.handle(PeerGone("a"), 1.0) == [MemberAway(member)]
     assert membership.deadline == 2.0
@@ -194,14 +190,14 @@ def test_p3_a_worker_that_is_back_in_time_is_the_same_member(
     assert membership.handle(Ticked(), 100.0) == []
 
 
-def test_a_welcome_names_the_registration_that_it_answers(membership: Membership) -> None:
+def test_registered_has_serial_of_register(membership: Membership) -> None:
     join(membership, "a")
     again = Register(1, "worker", 0, 2, [], [], 100, "host", serial=1)
     (welcome, _) = membership.handle(Heard("a", again), 1.0)
     assert welcome == Send("a", Registered(0, 1.0, LEASE_S, CUT_S, 1))
 
 
-def test_p3_a_worker_that_does_not_come_back_is_lost_after_its_grace(
+def test_p3_absent_worker_is_lost_after_its_grace(
     membership: Membership,
 ) -> None:
     member = join(membership)
@@ -215,28 +211,28 @@ def test_p3_a_worker_that_does_not_come_back_is_lost_after_its_grace(
     assert membership.handle(Ticked(), 3.0) == [], "P2: it is lost once"
 
 
-def test_a_new_connection_may_be_seen_before_the_end_of_the_old_one(membership: Membership) -> None:
+def test_new_connection_may_precede_end_of_old(membership: Membership) -> None:
     member = join(membership, "a")
     membership.handle(Heard("b", asks()), 1.0)
     assert membership.handle(PeerGone("a"), 1.1) == []
     assert (member.peer, membership.by_peer, membership.deadline) == ("b", {"b": member}, None)
 
 
-def test_a_lost_incarnation_that_comes_back_joins_as_a_new_member(membership: Membership) -> None:
+def test_lost_incarnation_joins_as_new_member(membership: Membership) -> None:
     first = join(membership, "a")
     membership.handle(PeerGone("a"), 1.0)
     membership.handle(Ticked(), 2.0)
     assert join(membership, "b", asks(), 3.0) is not first
 
 
-def test_p4_a_watched_worker_may_be_silent_for_ever(membership: Membership) -> None:
+def test_p4_watched_worker_may_be_silent(membership: Membership) -> None:
     member = join(membership)
     assert membership.deadline is None
     assert membership.handle(Ticked(), 1e9) == []
     assert membership.members == {("worker", 0): member}
 
 
-def test_where_connections_are_not_watched_a_lease_without_a_message_decides(
+def test_unwatched_worker_is_lost_after_silent_lease(
     membership: Membership,
 ) -> None:
     member = join(membership, watched=False)
@@ -249,7 +245,7 @@ def test_where_connections_are_not_watched_a_lease_without_a_message_decides(
     assert membership.deadline is None
 
 
-def test_an_unwatched_worker_whose_connection_ended_is_lost_by_the_connection(
+def test_unwatched_worker_is_lost_by_its_connection(
     membership: Membership,
 ) -> None:
     member = join(membership, watched=False)
@@ -282,7 +278,7 @@ def test_an_unwatched_worker_whose_connection_ended_is_lost_by_the_connection(
         "never seen again",
     ],
 )
-def test_p5_a_lost_worker_is_settled_where_its_process_is_known_to_have_ended(
+def test_p5_loss_is_settled_by_end_of_process(
     membership: Membership, event: Heard | ProcessExited | Ticked, away: bool, settled: bool
 ) -> None:
     member = join(membership)
@@ -296,7 +292,7 @@ def test_p5_a_lost_worker_is_settled_where_its_process_is_known_to_have_ended(
         assert membership.handle(again, 4.0) == []
 
 
-def test_the_loss_of_a_process_whose_end_was_seen_has_its_exit_code(membership: Membership) -> None:
+def test_loss_has_exit_code_of_process(membership: Membership) -> None:
     member = join(membership)
     lost = MemberLost(member, "its process ended", -9, "last words", settled=True)
     assert membership.handle(ProcessExited(100, -9, "last words", peer="a"), 3.0) == [lost]
@@ -318,7 +314,7 @@ def test_the_loss_of_a_process_whose_end_was_seen_has_its_exit_code(membership: 
         "another connection",
     ],
 )
-def test_the_end_of_another_process_is_not_the_workers(
+def test_exit_of_other_process_changes_nothing(
     membership: Membership, event: ProcessExited
 ) -> None:
     join(membership)
@@ -326,7 +322,7 @@ def test_the_end_of_another_process_is_not_the_workers(
     assert ("worker", 0) in membership.members
 
 
-def test_an_exit_code_that_is_learnt_late_is_written_into_the_history(
+def test_late_exit_code_is_added_to_history(
     membership: Membership,
 ) -> None:
     join(membership)
@@ -336,14 +332,14 @@ def test_an_exit_code_that_is_learnt_late_is_written_into_the_history(
     assert [(loss.name, loss.exit_code) for loss in membership.losses] == [("worker:0", 7)]
 
 
-def test_a_goodbye_is_no_loss(membership: Membership) -> None:
+def test_goodbye_is_no_loss(membership: Membership) -> None:
     member = join(membership)
     lost = MemberLost(member, "said goodbye", 0, "", settled=True)
     assert membership.handle(Heard("a", Goodbye()), 1.0) == [lost]
     assert (membership.losses, membership.losses_count) == ([], 0)
 
 
-def test_the_last_losses_are_kept_and_all_are_counted(membership: Membership) -> None:
+def test_history_holds_last_losses(membership: Membership) -> None:
     for life in range(1, LOSSES_KEPT + 6):
         join(membership, "a", asks(life, pid=life), now=life)
         membership.handle(ProcessExited(life, life, peer="a"), life)
@@ -354,13 +350,13 @@ def test_the_last_losses_are_kept_and_all_are_counted(membership: Membership) ->
 # -- leaving, and messages that the membership ignores ---------------------------------------------
 
 
-def test_a_member_is_told_to_leave_once(membership: Membership) -> None:
+def test_member_gets_one_leave(membership: Membership) -> None:
     member = join(membership)
     assert membership.leave(member, 3.0) == [MemberLeaving(member), Send("a", Leave(3.0))]
     assert membership.leave(member, 3.0) == []
 
 
-def test_a_disconnected_member_is_told_to_leave_when_it_is_back(membership: Membership) -> None:
+def test_member_that_was_away_gets_leave(membership: Membership) -> None:
     member = join(membership)
     membership.handle(PeerGone("a"), 1.0)
     assert membership.leave(member, 3.0) == [MemberLeaving(member)]
@@ -368,7 +364,7 @@ def test_a_disconnected_member_is_told_to_leave_when_it_is_back(membership: Memb
     assert back[1:] == [MemberBack(member, asks()), Send("b", Leave(3.0))]
 
 
-def test_a_member_that_announces_that_it_leaves_is_not_told_to(membership: Membership) -> None:
+def test_leaving_member_gets_no_leave(membership: Membership) -> None:
     member = join(membership)
     assert membership.handle(Heard("a", Leave(0.0)), 1.0) == [MemberLeaving(member)]
     assert membership.handle(Heard("a", Leave(0.0)), 1.0) == []
@@ -377,7 +373,7 @@ def test_a_member_that_announces_that_it_leaves_is_not_told_to(membership: Membe
     assert membership.handle(Heard("b", asks()), 2.5)[1:] == [MemberBack(member, asks())]
 
 
-def test_a_member_that_has_confirmed_that_it_leaves_is_not_told_again(
+def test_confirmed_leave_is_not_repeated(
     membership: Membership,
 ) -> None:
     member = join(membership)
@@ -387,7 +383,7 @@ def test_a_member_that_has_confirmed_that_it_leaves_is_not_told_again(
     assert membership.handle(Heard("b", asks()), 2.5)[1:] == [MemberBack(member, asks())]
 
 
-def test_strangers_and_other_messages_change_nothing(membership: Membership) -> None:
+def test_strangers_change_nothing(membership: Membership) -> None:
     assert membership.handle(Heard("stranger", Goodbye()), 0.0) == []
     assert membership.handle(Heard("stranger", Leave(0.0)), 0.0) == []
     assert membership.handle(PeerGone("stranger"), 0.0) == []

@@ -21,7 +21,7 @@ from zmqdist.scheduling.shared.config import WorkerConfig
 Start = Callable[..., Child]
 
 
-def test_pinned_work_runs_on_its_worker_and_waits_for_a_later_one(
+def test_pinned_work_waits_for_its_worker(
     dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator
 ) -> None:
     later = coordinator.schedule(get_current_worker_index, worker=1)
@@ -35,7 +35,7 @@ def test_pinned_work_runs_on_its_worker_and_waits_for_a_later_one(
             assert coordinator.schedule(get_current_worker_index, worker="worker:1").get(20) == 1
 
 
-def test_pinned_work_runs_before_the_work_that_its_worker_holds(
+def test_pinned_work_precedes_work_of_its_worker(
     dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
     with zd.WorkerServer(WorkerConfig(dispatcher.address, index=0)) as worker:
@@ -52,7 +52,7 @@ def test_pinned_work_runs_before_the_work_that_its_worker_holds(
 
 
 @pytest.mark.parametrize("processes", [True, False])
-def test_pinned_work_runs_before_a_backlog_of_quick_work(
+def test_pinned_work_precedes_backlog(
     dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, tmp_path: Path, processes: bool
 ) -> None:
     with zd.WorkerServer(WorkerConfig(dispatcher.address, index=0, processes=processes)) as worker:
@@ -74,7 +74,7 @@ def test_pinned_work_runs_before_a_backlog_of_quick_work(
     assert (tmp_path / "order").read_text() == "p" + "a" * 100
 
 
-def test_work_pinned_to_a_worker_that_stays_away_fails_and_names_it(
+def test_work_pinned_to_absent_worker_fails(
     dispatcher: zd.DispatchServer,
 ) -> None:
     with (
@@ -94,7 +94,7 @@ def test_work_pinned_to_a_worker_that_stays_away_fails_and_names_it(
     until(lambda: dispatcher.snapshot().queued == 0)
 
 
-def test_the_higher_priority_begins_first(
+def test_higher_priority_begins_first(
     dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator
 ) -> None:
     values = [coordinator.schedule(os.times, priority=priority) for priority in (-1, 0, 0, 7, 7, 3)]
@@ -109,7 +109,7 @@ def test_the_higher_priority_begins_first(
     assert ended == ["highest", "next", "high", "first", "second", "low"]
 
 
-def test_work_pinned_to_a_removed_worker_waits_for_another_of_its_name(
+def test_work_pinned_to_removed_worker_waits(
     dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
     first, second = (
@@ -130,7 +130,7 @@ def test_work_pinned_to_a_removed_worker_waits_for_another_of_its_name(
             assert waiting.get(20) == "waits"
 
 
-def test_a_worker_that_is_not_there_cannot_be_removed(
+def test_missing_worker_cannot_be_removed(
     dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator
 ) -> None:
     with pytest.raises(errors.NotFoundError, match="no worker worker:3 is registered here"):
@@ -140,9 +140,7 @@ def test_a_worker_that_is_not_there_cannot_be_removed(
 
 
 @pytest.mark.parametrize("worker", [-1, "ps:0", "worker", "worker:x", "worker:01", ""])
-def test_an_invalid_name_of_a_worker_is_refused(
-    coordinator: ClusterCoordinator, worker: int | str
-) -> None:
+def test_invalid_worker_name_is_refused(coordinator: ClusterCoordinator, worker: int | str) -> None:
     with pytest.raises(ValueError, match="wants the index of a worker or its name"):
         coordinator.schedule(int, worker=worker)
     assert coordinator.done()
@@ -156,7 +154,7 @@ def test_an_invalid_name_of_a_worker_is_refused(
         ({"priority": 2**31}, ValueError),
     ],
 )
-def test_options_of_a_wrong_type_are_refused(
+def test_options_of_wrong_type_are_refused(
     coordinator: ClusterCoordinator, options: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
@@ -164,12 +162,12 @@ def test_options_of_a_wrong_type_are_refused(
     assert coordinator.done()
 
 
-def test_workers_waits_for_the_dispatcher_and_gives_up() -> None:
+def test_workers_waits_for_dispatcher_and_gives_up() -> None:
     coordinator = ClusterCoordinator("127.0.0.1:1", cluster_lost_limit_s=0.05)
     with coordinator, pytest.raises(errors.UnavailableError, match="no workers are known"):
         coordinator.workers()
 
 
-def test_a_worker_recovery_timeout_below_zero_is_refused() -> None:
+def test_negative_recovery_timeout_is_refused() -> None:
     with pytest.raises(errors.InvalidArgumentError, match="worker_recovery_timeout_s"):
         ClusterCoordinator("127.0.0.1:1", worker_recovery_timeout_s=-1.0)

@@ -115,7 +115,7 @@ def told(dispatcher: zd.DispatchServer) -> dict[int, Refused]:
     range(len(REFUSED)),
     ids=[f"{type(m).__name__}-{f}-{v!a:.20}" for m, f, v, _ in REFUSED],
 )
-def test_it_is_refused_with_the_reason(told: dict[int, Refused], number: int) -> None:
+def test_invalid_registration_is_refused_with_reason(told: dict[int, Refused], number: int) -> None:
     answer, text = told[number], REFUSED[number][3]
     assert isinstance(answer, Refused)
     assert answer.code == INVALID_ARGUMENT
@@ -130,7 +130,7 @@ def test_refused_workers_are_in_no_table(
     assert dispatcher.snapshot().workers == ()
 
 
-def test_the_tools_print_whatever_a_worker_has_told(
+def test_tools_print_any_registration(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(membership_and_leases, "worker_problem", lambda register: "")
@@ -161,7 +161,7 @@ def test_the_tools_print_whatever_a_worker_has_told(
 @pytest.mark.parametrize(
     "record", [None, [], {}, {"workers": 5}, {"workers": [], "queued": "many"}], ids=str
 )
-def test_a_status_that_is_none_is_one_sentence(record: Any) -> None:
+def test_invalid_status_is_one_sentence(record: Any) -> None:
     with pytest.raises(
         UnknownError, match=r"cannot be read .*: install the same zmqdist on both ends"
     ):
@@ -177,7 +177,7 @@ def test_a_status_that_is_none_is_one_sentence(record: Any) -> None:
         ("worker_tags", ["a\x1bb"], TEXT.format("a tag", r"'a\x1bb'")),
     ],
 )
-def test_a_worker_is_refused_where_it_is_configured(field: str, value: Any, text: str) -> None:
+def test_invalid_worker_is_refused_by_its_config(field: str, value: Any, text: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         WorkerConfig("127.0.0.1:9", **{field: value})
     assert str(caught.value) == text

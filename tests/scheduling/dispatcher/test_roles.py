@@ -88,7 +88,7 @@ def sized(array: Any) -> Any:
 
 
 @pytest.mark.parametrize("roles", [False, True], indirect=True, ids=["threads", "processes"])
-def test_with_only_their_own_secret_all_processes_can_schedule_fetch_and_read(
+def test_processes_need_only_their_own_secret(
     roles: zd.DispatchServer,
 ) -> None:
     with ClusterCoordinator(roles.address) as coordinator:
@@ -103,7 +103,7 @@ def test_with_only_their_own_secret_all_processes_can_schedule_fetch_and_read(
     assert sorted(int(each) for each in dataset) == list(range(20))
 
 
-def test_the_key_of_a_worker_is_not_accepted_as_that_of_the_dispatcher(
+def test_worker_key_is_no_dispatcher_key(
     folder_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker, program = folder_of("worker"), folder_of("submit")
@@ -125,7 +125,7 @@ def test_the_key_of_a_worker_is_not_accepted_as_that_of_the_dispatcher(
 @pytest.mark.parametrize(
     ("role", "taken"), [("worker", True), ("submit", True), ("client", False), (None, False)]
 )
-def test_payloads_are_fetched_only_from_workers_and_programs(
+def test_payloads_come_from_workers_and_programs(
     folder_of: Callable[..., str], role: str | None, taken: bool
 ) -> None:
     credentials = Credentials(keys_dir=folder_of("submit"))
@@ -146,9 +146,7 @@ def test_payloads_are_fetched_only_from_workers_and_programs(
     )
 
 
-def test_a_refusal_names_the_key_that_was_used_and_not_the_present_one_in_the_folder(
-    folder_of: Callable[..., str], tmp_path: Path
-) -> None:
+def test_refusal_names_key_of_connection(folder_of: Callable[..., str], tmp_path: Path) -> None:
     folder = folder_of("submit")
     used = keys.load_role(folder, "submit").public.decode()
     security = Credentials(keys_dir=folder).client("127.0.0.1:1", "submit")

@@ -55,27 +55,27 @@ def full() -> Broker:
     return broker
 
 
-def test_one_coordinator_is_told_once_after_some_seconds_without_progress(full: Broker) -> None:
+def test_stall_is_reported_once(full: Broker) -> None:
     assert full.dispatch.deadline == LATER + STALLED_S
     assert tick(full, LATER + STALLED_S - 0.1) == []
     assert tick(full, LATER + STALLED_S) == [Send("n", Stalled(2, 1))]
     assert tick(full, LATER + 10 * STALLED_S) == []
 
 
-def test_each_progress_puts_it_off(full: Broker) -> None:
+def test_progress_postpones_report(full: Broker) -> None:
     submit(full, 13, peer="n", now=LATER + 1)
     assert full.dispatch.deadline == LATER + 1 + STALLED_S
     done(full, 1, now=LATER + 2)
     assert full.dispatch.deadline == LATER + 2 + STALLED_S
 
 
-def test_a_worker_of_free_slots_is_no_stall(full: Broker) -> None:
+def test_free_slots_are_no_stall(full: Broker) -> None:
     worker(full, "v", 1, slots=2, now=LATER)
     assert tick(full, LATER + STALLED_S) == []
     assert full.dispatch.deadline == LATER + 2 * STALLED_S
 
 
-def test_work_that_has_begun_does_not_wait_for_a_slot() -> None:
+def test_begun_work_waits_for_no_slot() -> None:
     broker = Broker(BrokerSettings())
     coordinator(broker)
     worker(broker, slots=2)
@@ -85,7 +85,7 @@ def test_work_that_has_begun_does_not_wait_for_a_slot() -> None:
     assert tick(broker, STALLED_S) == []
 
 
-def test_work_of_the_program_alone_is_no_stall() -> None:
+def test_work_of_program_alone_is_no_stall() -> None:
     broker = Broker(BrokerSettings())
     coordinator(broker)
     worker(broker)
@@ -93,7 +93,7 @@ def test_work_of_the_program_alone_is_no_stall() -> None:
     assert tick(broker, LATER) == []
 
 
-def test_without_nested_coordinators_nothing_is_watched(full: Broker) -> None:
+def test_program_without_nested_work_is_not_watched(full: Broker) -> None:
     tick(full, LATER + STALLED_S)
     full.handle(PeerGone("n"), LATER + STALLED_S)
     assert full.dispatch.deadline is None
@@ -102,7 +102,7 @@ def test_without_nested_coordinators_nothing_is_watched(full: Broker) -> None:
     assert tick(full, 2 * LATER + STALLED_S) == [Send("m", Stalled(1, 1))]
 
 
-def test_detached_work_waits_too() -> None:
+def test_detached_work_counts_as_waiting() -> None:
     broker = Broker(BrokerSettings())
     coordinator(broker)
     worker(broker)
@@ -112,7 +112,7 @@ def test_detached_work_waits_too() -> None:
     assert tick(broker, STALLED_S) == [Send("n", Stalled(1, 1))]
 
 
-def test_a_tick_reports_it(full: Broker) -> None:
+def test_stall_is_reported_by_tick(full: Broker) -> None:
     # refused, but the worker was heard
     hear(full, "w", RegisterCoordinator(9, 10, 1, False), LATER + STALLED_S - 0.1)
     assert told(full.handle(Ticked(), LATER + STALLED_S)) == [Send("n", Stalled(2, 1))]

@@ -80,7 +80,7 @@ def register(incarnation: int, index: int, *, held: list[int] | None = None) -> 
     return Register(incarnation, "worker", index, 1, held or [], [], 1, "elsewhere")
 
 
-def test_a_coordinator_whose_number_another_takes_gets_an_error_and_does_not_wait_for_ever(
+def test_displaced_coordinator_gets_an_error(
     dispatcher: zd.DispatchServer, claims: Claims, tmp_path: Path
 ) -> None:
     with (
@@ -106,7 +106,7 @@ def goes_on(folder: Path) -> None:
     until(lambda: (folder / "go").exists())
 
 
-def test_a_join_that_waits_for_the_end_of_a_round_raises_when_the_coordinators_number_is_taken(
+def test_join_of_displaced_coordinator_raises(
     dispatcher: zd.DispatchServer, claims: Claims, tmp_path: Path
 ) -> None:
     with (
@@ -141,7 +141,7 @@ def made_once(folder: Path) -> bytes:
     return bytes(2**20)
 
 
-def test_a_get_that_waits_for_a_lost_value_raises_when_the_coordinators_number_is_taken(
+def test_result_of_displaced_coordinator_raises(
     dispatcher: zd.DispatchServer, claims: Claims, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Otherwise the value outlives a worker that is a thread of this process.
@@ -170,7 +170,7 @@ def test_a_get_that_waits_for_a_lost_value_raises_when_the_coordinators_number_i
             assert isinstance(raised[0], errors.OpError)
 
 
-def test_a_worker_that_registers_as_another_one_gets_no_work(
+def test_worker_with_foreign_name_gets_no_work(
     dispatcher: zd.DispatchServer, claims: Claims
 ) -> None:
     with (
@@ -185,9 +185,7 @@ def test_a_worker_that_registers_as_another_one_gets_no_work(
         assert coordinator.fetch(coordinator.map(abs, range(-50, 0))) == list(range(50, 0, -1))
 
 
-def test_work_that_goes_to_a_peer_with_the_incarnation_of_a_worker_is_done_nevertheless(
-    dispatcher: zd.DispatchServer, claims: Claims
-) -> None:
+def test_stolen_incarnation_loses_no_work(dispatcher: zd.DispatchServer, claims: Claims) -> None:
     """A peer that knows the incarnation can disturb that worker. The worker registers again, as it
     does after a broken connection."""
     with (
@@ -205,7 +203,7 @@ def test_work_that_goes_to_a_peer_with_the_incarnation_of_a_worker_is_done_never
         assert [value.get(WITHIN_S) for value in values] == list(range(200, 0, -1))
 
 
-def test_outcomes_of_leases_that_another_worker_holds_are_dropped(
+def test_outcomes_of_foreign_leases_are_dropped(
     dispatcher: zd.DispatchServer, claims: Claims, tmp_path: Path
 ) -> None:
     with (
@@ -264,7 +262,7 @@ def named(given: Any) -> str:
 
 
 @pytest.mark.parametrize(("role", "message"), WRONG, ids=named)
-def test_a_message_that_a_role_may_not_send_is_refused_and_changes_nothing(
+def test_message_against_role_changes_nothing(
     dispatcher: zd.DispatchServer, claims: Claims, role: str, message: Message
 ) -> None:
     assert refusal(dispatcher, claims(role), message).code == errors.PERMISSION_DENIED
@@ -280,15 +278,13 @@ UNSAID: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("role", "message"), UNSAID, ids=named)
-def test_messages_recorded_from_another_connection_have_no_effect_on_a_new_one(
+def test_replayed_messages_have_no_effect(
     dispatcher: zd.DispatchServer, claims: Claims, role: str, message: Message
 ) -> None:
     assert "a peer that has not registered" in refusal(dispatcher, claims(role), message).message
 
 
-def test_the_goodbye_of_a_stranger_affects_no_other_peer(
-    dispatcher: zd.DispatchServer, claims: Claims
-) -> None:
+def test_goodbye_of_stranger_affects_no_peer(dispatcher: zd.DispatchServer, claims: Claims) -> None:
     with (
         zd.WorkerServer(WorkerConfig(dispatcher.address)),
         ClusterCoordinator(dispatcher) as coordinator,

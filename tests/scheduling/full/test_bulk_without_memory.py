@@ -33,7 +33,7 @@ def without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_result_outlives_its_slot_and_its_worker() -> None:
+def test_result_outlives_its_slot_and_worker() -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         back = coordinator.schedule(echo, (np.arange(MIB),)).fetch()
         slot = coordinator.schedule(os.getpid).fetch()
@@ -45,7 +45,7 @@ def test_a_result_outlives_its_slot_and_its_worker() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_without_shared_memory_all_payloads_arrive(without_shared_memory: None) -> None:
+def test_payloads_arrive_without_shared_memory(without_shared_memory: None) -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         assert this_pool() is None
         array = np.arange(MIB)
@@ -60,7 +60,7 @@ def test_without_shared_memory_all_payloads_arrive(without_shared_memory: None) 
 
 
 @pytest.mark.timeout(60)
-def test_a_pool_that_is_full_costs_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_pool_costs_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(shm_pool.POOL_VARIABLE, "64")
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         kept = [
@@ -74,7 +74,7 @@ def test_a_pool_that_is_full_costs_no_result(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.timeout(60)
-def test_a_result_for_which_there_is_no_memory_fails_only_its_own_work(
+def test_result_without_memory_fails_its_work_only(
     without_shared_memory: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = iter([True, True])

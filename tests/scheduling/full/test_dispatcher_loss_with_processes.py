@@ -14,7 +14,7 @@ from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.scheduling.shared.config import DispatcherConfig
 
 
-def test_functions_that_ran_when_the_dispatcher_ended_give_one_result_each(
+def test_dispatcher_end_costs_no_running_function(
     port: int, start_worker: StartWorker, tmp_path: Path
 ) -> None:
     """The dispatcher is in this process: the test stops it and starts another one on the same
@@ -39,7 +39,7 @@ def test_functions_that_ran_when_the_dispatcher_ended_give_one_result_each(
             until(lambda: settled.counts == [1])
 
 
-def test_an_error_that_came_while_the_dispatcher_was_away_is_raised_when_it_is_back(
+def test_error_without_dispatcher_is_raised_later(
     port: int, start_worker: StartWorker, tmp_path: Path
 ) -> None:
     config = DispatcherConfig(port=port, lease_s=1.0)
@@ -62,9 +62,7 @@ def test_an_error_that_came_while_the_dispatcher_was_away_is_raised_when_it_is_b
             assert written(tmp_path) == before
 
 
-def test_workers_end_when_their_dispatcher_does_not_come_back(
-    start_worker: StartWorker, tmp_path: Path
-) -> None:
+def test_workers_end_without_dispatcher(start_worker: StartWorker, tmp_path: Path) -> None:
     """The functions that they ran have ended long before: half a lease after the last contact."""
     lines: list[str] = []
     dispatcher = zd.DispatchServer(DispatcherConfig(lease_s=1.0))
@@ -82,7 +80,7 @@ def test_workers_end_when_their_dispatcher_does_not_come_back(
     assert 0 < written(tmp_path) < at_stop + 3000  # a millisecond each
 
 
-def test_a_dispatcher_that_is_killed_again_and_again_loses_no_result(
+def test_dispatcher_killed_repeatedly_loses_no_result(
     port: int, start_worker: StartWorker, start_dispatcher: StartDispatcher, tmp_path: Path
 ) -> None:
     kill_dispatchers(3, port, start_worker, start_dispatcher, tmp_path)

@@ -68,7 +68,7 @@ def far(address: str, trip_s: float) -> Iterator[str]:
         loop.close()
 
 
-def test_a_distant_worker_is_busy_with_quick_work() -> None:
+def test_distant_worker_is_busy_with_quick_work() -> None:
     with zd.DispatchServer() as dispatcher, far(dispatcher.address, TRIP_S) as address:
         worker = zd.WorkerServer(WorkerConfig(address))
         with ClusterCoordinator(dispatcher) as coordinator:

@@ -29,7 +29,7 @@ def talk(letter: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_lines_of_two_slots_stay_in_one_piece(unbuffered: str, tmp_path: Path) -> None:
+def test_lines_of_two_slots_stay_whole(unbuffered: str, tmp_path: Path) -> None:
     with zd.DispatchServer() as dispatcher, open(tmp_path / "said", "w") as said:
         worker = subprocess.Popen(
             [

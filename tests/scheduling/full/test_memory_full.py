@@ -107,11 +107,11 @@ def run(body: str, *before: str) -> None:
 
 
 @pytest.mark.parametrize("body", [ADDRESS_SPACE, FILE_SIZE], ids=["ulimit -v", "ulimit -f"])
-def test_a_program_under_a_limit_gets_an_error_or_uses_another_way(body: str) -> None:
+def test_program_under_memory_limit_gets_an_error(body: str) -> None:
     run(body)
 
 
-def test_the_size_of_dev_shm_does_not_matter() -> None:
+def test_size_of_dev_shm_does_not_matter() -> None:
     mount = 'mount -t tmpfs -o size=64k none /dev/shm && exec "$@"'
     before = ("unshare", "-m", "sh", "-c", mount, "sh")
     try:
@@ -152,7 +152,7 @@ def fill_memory() -> int:
 
 
 @pytest.mark.parametrize("coordinator", ["off"], indirect=True)
-def test_a_worker_without_memory_for_a_result_reports_it_and_continues(
+def test_worker_without_memory_for_result_continues(
     coordinator: ClusterCoordinator,
 ) -> None:
     worker = int(
@@ -166,7 +166,7 @@ def test_a_worker_without_memory_for_a_result_reports_it_and_continues(
     assert coordinator.schedule(make, (MIB,)).get(60).sum() == MIB
 
 
-def test_a_function_that_runs_out_of_memory_ends_with_its_memory_error(
+def test_function_without_memory_raises_memory_error(
     coordinator: ClusterCoordinator,
 ) -> None:
     error = coordinator.schedule(fill_memory).exception(60)
@@ -177,7 +177,7 @@ def test_a_function_that_runs_out_of_memory_ends_with_its_memory_error(
     assert coordinator.schedule(int).get(60) == 0
 
 
-def test_the_error_of_a_killed_slot_says_what_probably_killed_it(
+def test_killed_slot_error_names_probable_cause(
     coordinator: ClusterCoordinator,
 ) -> None:
     error = coordinator.schedule(signal.raise_signal, (signal.SIGKILL,)).exception(60)
@@ -201,7 +201,7 @@ def group() -> Iterator[Path]:
     made.rmdir()
 
 
-def test_a_program_in_a_full_control_group_gets_an_error_and_is_not_killed(group: Path) -> None:
+def test_program_in_full_control_group_gets_an_error(group: Path) -> None:
     run(GROUP.replace("GROUP", str(group)))
 
 
@@ -211,9 +211,7 @@ def fill_group(group: str) -> int:
     return int(np.ones(900 * MIB, np.uint8).sum())
 
 
-def test_the_error_of_a_slot_that_the_kernel_killed_for_lack_of_memory_says_so(
-    coordinator: ClusterCoordinator, group: Path
-) -> None:
+def test_oom_killed_slot_error_says_so(coordinator: ClusterCoordinator, group: Path) -> None:
     before = oom_kills()
     error = coordinator.schedule(fill_group, (str(group),)).exception(60)
     assert oom_kills() > before

@@ -18,7 +18,7 @@ from zmqdist.launch.children import Child
 Start = Callable[..., Child]
 
 
-def test_pinned_work_waits_for_the_next_incarnation_of_a_worker_that_died(
+def test_pinned_work_waits_for_next_incarnation(
     dispatcher: zd.DispatchServer,
     coordinator: ClusterCoordinator,
     start_worker: Start,

@@ -35,7 +35,7 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-def test_a_forked_child_that_returns_from_the_function_takes_no_work_of_its_slot() -> None:
+def test_forked_child_takes_no_work_of_its_slot() -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         for _ in range(3):
             assert coordinator.schedule(forks_and_returns_twice).get(20) is False
@@ -43,7 +43,7 @@ def test_a_forked_child_that_returns_from_the_function_takes_no_work_of_its_slot
         coordinator.join(20)
 
 
-def test_processes_that_a_function_started_end_with_its_slot(tmp_path: Path) -> None:
+def test_processes_of_function_end_with_its_slot(tmp_path: Path) -> None:
     with (
         zd.local_cluster(workers=1) as cluster,
         ClusterCoordinator(cluster, cancel_grace_s=0.1) as coordinator,
@@ -56,9 +56,7 @@ def test_processes_that_a_function_started_end_with_its_slot(tmp_path: Path) -> 
         until(lambda: not is_alive(pid))
 
 
-def test_a_worker_without_its_zygote_ends_and_its_work_runs_elsewhere(
-    start_worker: Callable[..., Child], tmp_path: Path
-) -> None:
+def test_worker_ends_without_its_zygote(start_worker: Callable[..., Child], tmp_path: Path) -> None:
     with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
         worker = start_worker(dispatcher.address, slots=2)
         zygote = coordinator.schedule(os.getppid).get(20)
@@ -71,7 +69,7 @@ def test_a_worker_without_its_zygote_ends_and_its_work_runs_elsewhere(
         assert value.get(20) == "x"
 
 
-def test_all_slots_start_even_if_they_are_more_than_the_orders_that_the_zygotes_socket_holds(
+def test_more_slots_than_zygote_orders_start(
     start_worker: Callable[..., Child],
 ) -> None:
     with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:

@@ -38,7 +38,7 @@ with ClusterCoordinator(address) as coordinator:
 
 
 @pytest.mark.parametrize(("what", "code"), [("worker", 2), ("coordinator", 1)])
-def test_another_protocol_version_is_refused_and_both_are_named(
+def test_protocol_mismatch_names_both_versions(
     what: str, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with zd.DispatchServer() as dispatcher:

@@ -62,7 +62,7 @@ def check(link: SlowLink) -> None:
 
 @pytest.mark.parametrize("slow", ["worker", "program"])
 @pytest.mark.parametrize("way", ["arguments", "results"])
-def test_functions_with_a_kilobyte_each(dispatcher: str, slow: str, way: str) -> None:
+def test_functions_with_a_kilobyte_over_slow_link(dispatcher: str, slow: str, way: str) -> None:
     with SlowLink(dispatcher) as link:
         at = {"worker": dispatcher, "program": dispatcher, slow: link.address}
         with (
@@ -78,7 +78,7 @@ def test_functions_with_a_kilobyte_each(dispatcher: str, slow: str, way: str) ->
         check(link)
 
 
-def test_a_server_that_stops_sends_its_replies_first() -> None:
+def test_stopping_server_sends_its_replies_first() -> None:
     with contextlib.ExitStack() as ends:
         server = zd.rpc.Server.create("zmq", "127.0.0.1:0")
         ends.callback(server.stop)
@@ -109,7 +109,7 @@ CALLS = {
 
 @pytest.mark.parametrize("value", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("way", ["argument", "reply", "many at once"])
-def test_calls(value: Any, way: str) -> None:
+def test_calls_over_slow_link(value: Any, way: str) -> None:
     with contextlib.ExitStack() as ends:
         server = zd.rpc.Server.create("zmq", "127.0.0.1:0")
         ends.callback(server.stop)

@@ -27,9 +27,7 @@ def running_row(dispatcher: zd.DispatchServer) -> Any:
     return until(lambda: [row for row in dispatcher.snapshot().workers if row.running])[0]
 
 
-def test_a_worker_killed_between_functions_is_not_missed(
-    start_worker: Start, tmp_path: Path
-) -> None:
+def test_worker_killed_between_functions_is_not_missed(start_worker: Start, tmp_path: Path) -> None:
     with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
         first, _ = (
             start_worker(dispatcher.address, index=0),
@@ -48,7 +46,7 @@ def test_a_worker_killed_between_functions_is_not_missed(
         assert dispatcher.snapshot().losses_count == 1
 
 
-def test_all_workers_killed_and_one_back_is_enough(start_worker: Start, tmp_path: Path) -> None:
+def test_returned_worker_is_enough(start_worker: Start, tmp_path: Path) -> None:
     with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
         workers = [start_worker(dispatcher.address) for _ in range(2)]
         until(lambda: dispatcher.num_workers == 2)
@@ -66,9 +64,7 @@ def test_all_workers_killed_and_one_back_is_enough(start_worker: Start, tmp_path
         assert sum(started) <= 20 + 2
 
 
-def test_a_user_error_is_raised_although_a_worker_was_lost_in_the_same_round(
-    start_worker: Start, tmp_path: Path
-) -> None:
+def test_user_error_is_raised_despite_lost_worker(start_worker: Start, tmp_path: Path) -> None:
     config = DispatcherConfig(lease_s=60.0)
     with (
         zd.DispatchServer(config) as dispatcher,
@@ -92,9 +88,7 @@ def test_a_user_error_is_raised_although_a_worker_was_lost_in_the_same_round(
         assert written(tmp_path) == before
 
 
-def test_a_frozen_worker_is_lost_and_its_functions_have_ended_when_its_lease_expires(
-    start_worker: Start, tmp_path: Path
-) -> None:
+def test_frozen_worker_is_lost_with_its_functions(start_worker: Start, tmp_path: Path) -> None:
     """After SIGSTOP the process exists and its connection is open, but it is silent. After SIGCONT
     its late messages have no effect."""
     config = DispatcherConfig(lease_s=1.0, reconnect_grace_s=0.2)
@@ -125,7 +119,7 @@ def test_a_frozen_worker_is_lost_and_its_functions_have_ended_when_its_lease_exp
         until(lambda: dispatcher.num_workers == 1)
 
 
-def test_a_worker_that_freezes_right_after_it_has_registered_is_lost_and_joins_again_later(
+def test_worker_frozen_after_registration_joins_again(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It freezes before its connection has announced its heartbeats."""
@@ -147,7 +141,7 @@ def test_a_worker_that_freezes_right_after_it_has_registered_is_lost_and_joins_a
         assert dispatcher.snapshot().losses_count >= 1
 
 
-def test_work_behind_a_function_that_ends_its_process_is_not_charged(tmp_path: Path) -> None:
+def test_work_behind_fatal_function_is_not_charged(tmp_path: Path) -> None:
     """There is one slot: all functions are in the same queue as the one that kills the process
     again and again."""
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
@@ -165,7 +159,7 @@ def hold_the_gil(seconds: int) -> int:
     return int(ctypes.PyDLL(None).sleep(seconds))
 
 
-def test_a_function_that_holds_the_gil_is_not_a_dead_worker(start_worker: Start) -> None:
+def test_function_with_gil_is_no_dead_worker(start_worker: Start) -> None:
     """It holds the GIL for longer than all leases; the slot of one worker is a process, that of the
     other a thread."""
     config = DispatcherConfig(lease_s=3.0, reconnect_grace_s=0.1)
@@ -181,7 +175,7 @@ def test_a_function_that_holds_the_gil_is_not_a_dead_worker(start_worker: Start)
         assert dispatcher.snapshot().losses_count == 0
 
 
-def test_a_worker_that_dies_with_a_result_that_is_being_fetched_runs_the_function_again(
+def test_result_lost_during_fetch_is_computed_again(
     start_worker: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import numpy as np

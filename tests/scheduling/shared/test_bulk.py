@@ -103,7 +103,7 @@ def test_parts_of_all_sizes_arrive_whole(
 
 
 @pytest.mark.parametrize("near", [True, False], ids=["shared memory", "chunks"])
-def test_fetched_arrays_belong_to_the_fetcher_alone(
+def test_fetched_arrays_belong_to_fetcher_alone(
     hold: Callable[..., BulkStore], fetcher: Fetcher, near: bool
 ) -> None:
     data = bytearray(ramp(LARGE))
@@ -120,7 +120,7 @@ def test_fetched_arrays_belong_to_the_fetcher_alone(
     store.free(other.bulks)
 
 
-def test_the_same_bytes_at_the_same_place_are_held_once(hold: Callable[..., BulkStore]) -> None:
+def test_equal_bytes_at_one_address_are_held_once(hold: Callable[..., BulkStore]) -> None:
     store = hold()
     array = np.frombuffer(ramp(LARGE), np.uint8).copy()
     held = [store.hold([b"x", array], shared=True) for _ in range(10)]
@@ -137,7 +137,7 @@ def test_the_same_bytes_at_the_same_place_are_held_once(hold: Callable[..., Bulk
     assert len(store) == 0
 
 
-def test_the_same_bytes_at_another_place_are_held_once(hold: Callable[..., BulkStore]) -> None:
+def test_equal_bytes_at_other_address_are_held_once(hold: Callable[..., BulkStore]) -> None:
     """A pickle is at another place each time."""
     store = hold()
     parts = [bytearray(ramp(LARGE)) for _ in range(4)]
@@ -153,7 +153,7 @@ def test_the_same_bytes_at_another_place_are_held_once(hold: Callable[..., BulkS
     assert len(store) == 0
 
 
-def test_a_payload_that_is_held_again_stays_until_it_was_freed_as_often(
+def test_payload_is_counted_by_its_holds(
     hold: Callable[..., BulkStore],
 ) -> None:
     store = hold()
@@ -168,7 +168,7 @@ def test_a_payload_that_is_held_again_stays_until_it_was_freed_as_often(
     assert len(store) == 0
 
 
-def test_the_same_frozen_bytes_are_held_once_and_others_of_that_size_apart(
+def test_equal_frozen_bytes_are_held_once(
     hold: Callable[..., BulkStore],
 ) -> None:
     store = hold()
@@ -183,7 +183,7 @@ def test_the_same_frozen_bytes_are_held_once_and_others_of_that_size_apart(
     assert len(store) == 0
 
 
-def test_memory_that_was_lent_to_one_process_is_never_shared_with_others(
+def test_lent_memory_is_never_shared(
     hold: Callable[..., BulkStore],
 ) -> None:
     store = hold()
@@ -194,7 +194,7 @@ def test_memory_that_was_lent_to_one_process_is_never_shared_with_others(
     store.free([*alone.bulks, *shared.bulks])
 
 
-def test_a_frozen_array_is_never_copied(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
+def test_frozen_array_is_never_copied(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
     store = hold()
     frozen = zd.freeze(np.frombuffer(ramp(LARGE), np.uint8))
     reference = store.hold([frozen, frozen[MIB:]], shared=True)
@@ -206,7 +206,7 @@ def test_a_frozen_array_is_never_copied(hold: Callable[..., BulkStore], fetcher:
     store.free(reference.bulks)
 
 
-def test_numbers_of_another_host_that_look_alike_are_not_believed(
+def test_memory_of_other_host_is_not_mapped(
     hold: Callable[..., BulkStore], fetcher: Fetcher
 ) -> None:
     store = hold()
@@ -219,7 +219,7 @@ def test_numbers_of_another_host_that_look_alike_are_not_believed(
     store.free(reference.bulks)
 
 
-def test_connections_to_changing_holders_are_bounded(
+def test_connections_to_holders_are_bounded(
     hold: Callable[..., BulkStore], fetcher: Fetcher
 ) -> None:
     for number in range(CLIENTS_KEPT + 3):
@@ -228,7 +228,7 @@ def test_connections_to_changing_holders_are_bounded(
     assert len(fetcher.clients) == CLIENTS_KEPT
 
 
-def test_an_error_of_one_thread_does_not_end_the_connection_of_another(
+def test_error_of_thread_keeps_connection_of_others(
     hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = hold(near=False)
@@ -247,7 +247,7 @@ def test_an_error_of_one_thread_does_not_end_the_connection_of_another(
     assert as_bytes(fetcher.fetch(wanted)) == [ramp(LARGE)]
 
 
-def test_a_holder_that_nobody_can_reach_is_an_error_that_says_both_ways(
+def test_unreachable_holder_error_names_both_ways(
     fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch, "REACH_S", 0.1)
@@ -261,7 +261,7 @@ def test_a_holder_that_nobody_can_reach_is_an_error_that_says_both_ways(
         assert fetcher.clients.unreachable == [address], "a fetcher does not wait for it each time"
 
 
-def test_a_data_port_that_is_blocked_costs_one_request_and_is_a_warning(
+def test_blocked_data_port_costs_one_request(
     fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls: list[float] = []
@@ -284,9 +284,7 @@ def test_a_data_port_that_is_blocked_costs_one_request_and_is_a_warning(
     assert "open that port between the two hosts" in said[0]
 
 
-def test_a_holder_that_refuses_connections_has_ended_and_is_not_waited_for(
-    fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_holder_that_refuses_has_ended(fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     monkeypatch.setattr(
         fetch,
@@ -301,7 +299,7 @@ def test_a_holder_that_refuses_connections_has_ended_and_is_not_waited_for(
     assert not calls
 
 
-def test_a_holder_that_sends_nothing_is_given_up_after_a_while(
+def test_silent_holder_counts_as_lost(
     hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BulkStore, "_send_part", lambda self, call, bulk: None)
@@ -314,7 +312,7 @@ def test_a_holder_that_sends_nothing_is_given_up_after_a_while(
         fetcher.fetch(store.hold([ramp(LARGE)], shared=True))
 
 
-def test_an_unwanted_fetch_is_given_up(
+def test_unneeded_fetch_is_cancelled(
     hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BulkStore, "_send_part", lambda self, call, bulk: None)
@@ -324,7 +322,7 @@ def test_an_unwanted_fetch_is_given_up(
         fetcher.fetch(hold(near=False).hold([ramp(LARGE)], shared=True), lambda: next(looks))
 
 
-def test_nothing_is_fetched_after_the_end(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
+def test_closed_fetcher_fetches_nothing(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
     reference = hold(near=False).hold([ramp(LARGE)], shared=True)
     fetcher.close()
     with pytest.raises(errors.UnavailableError, match="has closed its connections"):
@@ -342,14 +340,12 @@ BAD = [
 
 
 @pytest.mark.parametrize("payload", BAD, ids=repr)
-def test_a_damaged_reference_allocates_nothing(payload: bytes) -> None:
+def test_damaged_reference_allocates_nothing(payload: bytes) -> None:
     with pytest.raises(errors.WireError):
         decode_reference(payload)
 
 
-def test_payloads_that_a_worker_has_fetched_are_kept_once_and_dropped_together(
-    hold: Callable[..., BulkStore], fetcher: Fetcher
-) -> None:
+def test_worker_cache_keeps_payloads_once(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
     far, own = hold(near=False), hold()
     pulled = WorkerCache(own, fetcher)
     payload = encode_reference(far.hold([b"pickle", ramp(LARGE)], shared=True))
@@ -362,7 +358,7 @@ def test_payloads_that_a_worker_has_fetched_are_kept_once_and_dropped_together(
     assert len(own) == 0
 
 
-def test_a_worker_does_not_fetch_payloads_that_it_keeps_itself(
+def test_worker_does_not_fetch_its_own_payloads(
     hold: Callable[..., BulkStore], fetcher: Fetcher
 ) -> None:
     own = hold()
@@ -375,7 +371,7 @@ def test_a_worker_does_not_fetch_payloads_that_it_keeps_itself(
         pulled.fetch(reference)
 
 
-def test_a_payload_without_memory_is_an_error_and_the_next_task_tries_again(
+def test_fetch_without_memory_is_repeated(
     hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     far, pulled = hold(near=False), WorkerCache(hold(), fetcher)
@@ -392,7 +388,7 @@ def test_a_payload_without_memory_is_an_error_and_the_next_task_tries_again(
     assert as_bytes(pulled.fetch(decode_reference(payload))) == [ramp(LARGE)]
 
 
-def test_after_a_failed_fetch_the_next_task_tries_again(
+def test_failed_fetch_is_repeated_by_next_task(
     hold: Callable[..., BulkStore], fetcher: Fetcher
 ) -> None:
     far, own = hold(near=False), hold()
@@ -407,7 +403,7 @@ def test_after_a_failed_fetch_the_next_task_tries_again(
     pulled.drop()
 
 
-def test_the_payloads_that_a_worker_keeps_are_bounded(
+def test_worker_cache_is_bounded(
     hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zmqdist.scheduling.worker.worker_cache.WORKER_CACHE_BYTES_MAX", 2 * LARGE)
@@ -469,7 +465,7 @@ def without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_one_array_given_to_many_tasks_is_copied_once_and_each_may_write_to_its_own(
+def test_array_of_many_tasks_is_copied_once(
     coordinator: ClusterCoordinator,
 ) -> None:
     array = np.zeros(8 * MIB, np.uint8)
@@ -479,7 +475,7 @@ def test_one_array_given_to_many_tasks_is_copied_once_and_each_may_write_to_its_
 
 
 @pytest.mark.timeout(60)
-def test_a_frozen_array_given_to_many_tasks_is_never_copied(
+def test_frozen_array_of_many_tasks_is_never_copied(
     coordinator: ClusterCoordinator,
 ) -> None:
     frozen = zd.freeze(np.ones(8 * MIB, np.uint8))
@@ -491,7 +487,7 @@ def test_a_frozen_array_given_to_many_tasks_is_never_copied(
 
 
 @pytest.mark.timeout(60)
-def test_large_results_leave_no_memory_with_the_slots(coordinator: ClusterCoordinator) -> None:
+def test_large_results_leave_no_memory_with_slots(coordinator: ClusterCoordinator) -> None:
     array = np.ones(4 * MIB, np.uint8)
     for _ in range(10):
         back = coordinator.schedule(echo, (array,)).fetch()
@@ -511,7 +507,7 @@ def test_large_results_leave_no_memory_with_the_slots(coordinator: ClusterCoordi
 
 
 @pytest.mark.timeout(60)
-def test_an_array_from_another_host_moves_once_to_a_worker_whatever_its_slots(
+def test_array_moves_once_to_worker_of_other_host(
     three: zd.local_cluster,
     without_shared_memory: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -554,7 +550,7 @@ def unreachable(without_shared_memory: None, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.shares_cluster
 @pytest.mark.timeout(60)
-def test_a_coordinator_that_workers_cannot_reach_is_read_by_the_dispatcher(
+def test_unreachable_coordinator_is_read_by_dispatcher(
     two: zd.local_cluster, unreachable: Callable[[], None]
 ) -> None:
     unreachable()
@@ -564,7 +560,7 @@ def test_a_coordinator_that_workers_cannot_reach_is_read_by_the_dispatcher(
 
 
 @pytest.mark.timeout(60)
-def test_a_worker_that_the_coordinator_cannot_reach_is_read_by_the_dispatcher(
+def test_unreachable_worker_is_read_by_dispatcher(
     unreachable: Callable[[], None],
 ) -> None:
     with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:

@@ -19,5 +19,5 @@ def cluster() -> Iterator[zd.local_cluster]:
 @pytest.mark.shares_cluster  # its tasks keep their arguments
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", [1])
-def test_no_process_sees_what_another_wrote_later(cluster: zd.local_cluster, seed: int) -> None:
+def test_later_writes_are_seen_by_no_process(cluster: zd.local_cluster, seed: int) -> None:
     walk(cluster, seed)

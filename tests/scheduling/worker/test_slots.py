@@ -19,7 +19,7 @@ from zmqdist.scheduling.shared.config import WorkerConfig
 
 
 @pytest.mark.parametrize("processes", [True, False], ids=["processes", "threads"])
-def test_four_slots_run_four_functions_at_the_same_time(
+def test_four_slots_run_four_functions(
     start_worker: Callable[..., Child], tmp_path: Path, processes: bool
 ) -> None:
     with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
@@ -33,7 +33,7 @@ def test_four_slots_run_four_functions_at_the_same_time(
         assert coordinator.fetch(values) == [str(i) for i in range(6)]
 
 
-def test_work_is_spread_over_all_slots(cluster: zd.local_cluster, tmp_path: Path) -> None:
+def test_work_is_spread_over_slots(cluster: zd.local_cluster, tmp_path: Path) -> None:
     with ClusterCoordinator(cluster) as coordinator:
         values = [coordinator.schedule(waits, (tmp_path, str(i))) for i in range(4)]
         until(lambda: len(set(begun(tmp_path))) == 4)
@@ -43,9 +43,7 @@ def test_work_is_spread_over_all_slots(cluster: zd.local_cluster, tmp_path: Path
         coordinator.fetch(values)
 
 
-def test_quick_work_does_not_wait_behind_slow_work(
-    cluster: zd.local_cluster, tmp_path: Path
-) -> None:
+def test_quick_work_passes_slow_work(cluster: zd.local_cluster, tmp_path: Path) -> None:
     """All four slots get batches of quick work first, so that other functions wait behind a slow
     one."""
     with ClusterCoordinator(cluster) as coordinator:
@@ -66,7 +64,7 @@ def test_quick_work_does_not_wait_behind_slow_work(
         assert [starts(tmp_path, str(i)) for i in range(400)] == [1] * 400
 
 
-def test_a_late_worker_takes_over_work_that_others_have_not_begun(
+def test_late_worker_takes_over_waiting_work(
     start_worker: Callable[..., Child], tmp_path: Path
 ) -> None:
     with (
@@ -83,9 +81,7 @@ def test_a_late_worker_takes_over_work_that_others_have_not_begun(
         assert coordinator.fetch(values) == ["0", "1"]
 
 
-def test_killing_one_slot_does_not_affect_the_others(
-    cluster: zd.local_cluster, tmp_path: Path
-) -> None:
+def test_killed_slot_affects_no_other(cluster: zd.local_cluster, tmp_path: Path) -> None:
     with ClusterCoordinator(cluster, cancel_grace_s=0.1) as coordinator:
         others = [coordinator.schedule(waits, (tmp_path, str(i))) for i in range(3)]
         bad = coordinator.schedule(writes, (tmp_path, "bad"))
@@ -103,7 +99,7 @@ def test_killing_one_slot_does_not_affect_the_others(
         assert {row.pid for row in cluster.dispatcher.snapshot().workers} == pids
 
 
-def test_work_behind_a_killed_function_runs_elsewhere(tmp_path: Path) -> None:
+def test_work_behind_killed_function_runs_elsewhere(tmp_path: Path) -> None:
     with (
         zd.local_cluster(workers=1) as cluster,
         ClusterCoordinator(cluster, cancel_grace_s=0.1) as coordinator,
@@ -119,7 +115,7 @@ def test_work_behind_a_killed_function_runs_elsewhere(tmp_path: Path) -> None:
         assert [starts(tmp_path, str(i)) for i in range(50)] == [1] * 50
 
 
-def test_several_coordinators_are_served_in_turn(cluster: zd.local_cluster, tmp_path: Path) -> None:
+def test_coordinators_are_served_in_turn(cluster: zd.local_cluster, tmp_path: Path) -> None:
     with ClusterCoordinator(cluster) as greedy, ClusterCoordinator(cluster) as modest:
         many = [greedy.schedule(counts, (tmp_path, f"many{i}", 0.02)) for i in range(1000)]
         few = [modest.schedule(counts, (tmp_path, f"few{i}")) for i in range(4)]
@@ -130,7 +126,7 @@ def test_several_coordinators_are_served_in_turn(cluster: zd.local_cluster, tmp_
         greedy.join(20)
 
 
-def test_a_round_of_one_coordinator_ends_without_touching_another(
+def test_round_ends_without_touching_other_coordinator(
     cluster: zd.local_cluster, tmp_path: Path
 ) -> None:
     with (
@@ -149,7 +145,7 @@ def test_a_round_of_one_coordinator_ends_without_touching_another(
         assert len(begun(tmp_path)) <= 2
 
 
-def test_the_output_of_functions_reaches_the_workers_output(
+def test_output_of_functions_reaches_worker_output(
     start_worker: Callable[..., Child],
 ) -> None:
     import sys
@@ -166,7 +162,7 @@ def test_the_output_of_functions_reaches_the_workers_output(
         until(lambda: {"to standard output", "to standard error"} <= set(lines))
 
 
-def test_a_failing_reader_of_lines_does_not_block_their_writer(
+def test_failing_reader_of_lines_blocks_no_writer(
     start_worker: Callable[..., Child],
 ) -> None:
     """A pipe has room for 64 KiB: a process that writes more waits for a reader."""
@@ -188,7 +184,7 @@ def test_a_failing_reader_of_lines_does_not_block_their_writer(
         until(lambda: lines >= 4000)
 
 
-def test_a_worker_logs_a_warning_when_a_slot_dies(start_worker: Callable[..., Child]) -> None:
+def test_slot_death_is_logged(start_worker: Callable[..., Child]) -> None:
     def killed() -> None:
         import signal
 
@@ -204,7 +200,7 @@ def test_a_worker_logs_a_warning_when_a_slot_dies(start_worker: Callable[..., Ch
         until(lambda: sum(said in line for line in lines) == 3)
 
 
-def test_a_function_may_start_threads_and_ask_there_whether_it_should_end(
+def test_function_sees_cancellation_in_its_threads(
     cluster: zd.local_cluster, tmp_path: Path
 ) -> None:
     def starts_a_thread() -> None:
@@ -220,7 +216,7 @@ def test_a_function_may_start_threads_and_ask_there_whether_it_should_end(
         assert (tmp_path / "cancelled-x").exists()
 
 
-def test_each_slot_process_keeps_the_state_of_modules(cluster: zd.local_cluster) -> None:
+def test_slot_process_keeps_state_of_modules(cluster: zd.local_cluster) -> None:
     """A slot process continues after a function, so that imports and caches are there for the next
     one."""
     with ClusterCoordinator(cluster) as coordinator:

@@ -34,9 +34,7 @@ Start = Callable[..., Child]
 
 @pytest.mark.processes("scheduling")
 @pytest.mark.killed("scheduling")
-def test_a_worker_killed_in_the_middle_loses_nothing_and_returns_under_its_index(
-    start_worker: Start, tmp_path: Path
-) -> None:
+def test_killed_worker_loses_nothing_and_returns(start_worker: Start, tmp_path: Path) -> None:
     with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
         workers = [start_worker(dispatcher.address, index=index) for index in range(2)]
         until(lambda: dispatcher.num_workers == 2)
@@ -64,7 +62,7 @@ DEATHS = pytest.mark.parametrize(
 
 
 @DEATHS
-def test_a_function_that_ends_its_process_runs_again_without_effect_on_others(
+def test_function_that_ends_its_process_runs_again(
     cluster: zd.local_cluster, tmp_path: Path, how: Callable[[], None], text: str
 ) -> None:
     with ClusterCoordinator(cluster) as coordinator:
@@ -81,7 +79,7 @@ def test_a_function_that_ends_its_process_runs_again_without_effect_on_others(
 
 
 @DEATHS
-def test_a_function_that_always_ends_its_process_fails_with_exit_codes_and_last_lines(
+def test_fatal_function_fails_with_exit_codes(
     cluster: zd.local_cluster, tmp_path: Path, how: Callable[[], None], text: str
 ) -> None:
     def poison() -> None:
@@ -122,7 +120,7 @@ def test_a_function_that_always_ends_its_process_fails_with_exit_codes_and_last_
         assert max(starts(tmp_path, str(i)) for i in range(20)) == 1
 
 
-def test_a_poisonous_argument_is_charged_and_not_the_worker(cluster: zd.local_cluster) -> None:
+def test_poisonous_argument_is_charged(cluster: zd.local_cluster) -> None:
     """The argument kills its process while it is unpickled, before the function begins."""
     with ClusterCoordinator(cluster) as coordinator:
         with pytest.raises(errors.WorkerLost, match="was started 3 times"):
@@ -140,7 +138,7 @@ class Poison:
 # -- no worker -------------------------------------------------------------------------------------
 
 
-def test_without_any_worker_for_too_long_waiting_work_fails() -> None:
+def test_waiting_work_fails_without_workers() -> None:
     with (
         zd.DispatchServer() as dispatcher,
         ClusterCoordinator(dispatcher, cluster_lost_limit_s=0.2) as coordinator,
@@ -158,7 +156,7 @@ def test_without_any_worker_for_too_long_waiting_work_fails() -> None:
             assert coordinator.schedule(int).get(20) == 0
 
 
-def test_a_cluster_that_is_lost_while_no_work_waits_is_not_missed(
+def test_cluster_lost_without_work_is_not_missed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The time counts from the first work, so a worker that registers a moment later is in time."""
