@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from zmqdist.data.service.elements import unpack
+from zmqdist.data.service.reader.delivery import END, FAILED, SOME
 from zmqdist.data.service.worker.element_replies import Packed
 
 PATIENCE_S = 20.0
@@ -38,22 +39,12 @@ class Answer:
         threading.Thread(target=fn, name="zmqdist-soon").start()
         return True
 
-    def _give(self, value: Any, tag: Any = None) -> None:
+    def answer(self, kind: int, value: Any = None, tag: Any = None) -> None:
         self.tag, self.answered = tag, True
-        self._future.set_result(value)
-
-    def elements(self, elements: list[Any], tag: Any = None) -> None:
-        self._give([each.tolist() for each in elements], tag)
-
-    def packed(self, batch: Packed) -> None:
-        self._give([each.tolist() for each in unpack(batch.form(""), "test")])
-
-    def end(self) -> None:
-        self._give(self.END)
-
-    def skip(self, tag: Any = None) -> None:
-        self._give(self.SKIPPED, tag)
-
-    def fail(self, error: BaseException) -> None:
-        self.answered = True
-        self._future.set_exception(error)
+        if kind == FAILED:
+            self._future.set_exception(value)
+        elif kind == SOME:
+            elements = unpack(value.form(""), "test") if isinstance(value, Packed) else value
+            self._future.set_result([element.tolist() for element in elements])
+        else:
+            self._future.set_result(self.END if kind == END else self.SKIPPED)

@@ -16,10 +16,9 @@ import pytest
 from tests.data.service.clusters import TestCluster, values
 from tests.data.service.replies import PATIENCE_S, Answer
 from zmqdist.data import Dataset
-from zmqdist.data.service.reader.delivery import Wanted
+from zmqdist.data.service.reader.delivery import SOME, Wanted
 from zmqdist.data.service.task_errors import describe_error
 from zmqdist.data.service.worker import runtime as worker_runtime
-from zmqdist.data.service.worker.element_replies import Runner
 from zmqdist.data.service.worker.first_come_machine import FirstComeBuffer
 from zmqdist.data.service.worker.first_come_task import FirstComeRunner
 from zmqdist.data.service.worker.portions_machine import PortionsLane
@@ -27,6 +26,7 @@ from zmqdist.data.service.worker.portions_task import PortionsRunner
 from zmqdist.data.service.worker.rounds_machine import RoundsMachine
 from zmqdist.data.service.worker.rounds_task import RoundsRunner
 from zmqdist.data.service.worker.shared_task import SharedRunner
+from zmqdist.data.service.worker.task_runner import Runner
 from zmqdist.errors import InternalError, UnknownError
 
 MANY = 1 << 20
@@ -61,10 +61,10 @@ def shared() -> Runner:
 class Spoiled(Answer):
     """A reply that cannot be made."""
 
-    def elements(self, elements: list[Any], tag: Any = None) -> None:
-        raise RuntimeError("spoiled")
-
-    packed = elements  # type: ignore[assignment]
+    def answer(self, kind: int, value: Any = None, tag: Any = None) -> None:
+        if kind == SOME:
+            raise RuntimeError("spoiled")
+        super().answer(kind, value, tag)
 
 
 def ask(runner: Runner, number: int, answer: Answer) -> Answer:

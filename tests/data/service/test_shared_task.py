@@ -88,24 +88,29 @@ def test_the_window_keeps_to_its_bytes() -> None:
     with running(limit=5 * BYTES) as runner:
         for _ in range(50):
             read(runner, "a", 1)
-            assert runner.nbytes <= 5 * BYTES
+            assert runner.window.nbytes <= 5 * BYTES
+
+
+def counts(runner: SharedRunner) -> tuple[int, int, int]:
+    window = runner.window
+    return window.replies_count, window.batches_count, window.nbytes
 
 
 def test_nothing_is_computed_twice_and_hits_and_misses_are_counted() -> None:
     with running() as runner:
         read(runner, "a", 10)
-        assert (runner.hits, runner.misses, runner.nbytes) == (0, 10, 10 * BYTES)
+        assert counts(runner) == (10, 10, 10 * BYTES)
         read(runner, "b", 10)
-        assert (runner.hits, runner.misses, runner.nbytes) == (10, 10, 10 * BYTES)
+        assert counts(runner) == (20, 10, 10 * BYTES)
 
 
 def test_a_batch_is_packed_once_for_all_readers() -> None:
     given: list[Any] = []
 
     class Kept(Answer):
-        def packed(self, batch: Any) -> None:
-            given.append(batch.form("GZIP"))
-            super().packed(batch)
+        def answer(self, kind: int, value: Any = None, tag: Any = None) -> None:
+            given.append(value.form("GZIP"))
+            super().answer(kind, value, tag)
 
     with running() as runner:
         for trainer in "ab":

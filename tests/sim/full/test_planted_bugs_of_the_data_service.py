@@ -23,6 +23,8 @@ from zmqdist.data.service.reader import window_machine
 from zmqdist.data.service.reader.coordinated_machine import CoordinatedDelivery
 from zmqdist.data.service.reader.delivery import (
     END,
+    SKIP,
+    SOME,
     Deliver,
     DispatcherReplied,
     News,
@@ -34,7 +36,6 @@ from zmqdist.data.service.reader.exactly_once_machine import ACKNOWLEDGE, Exactl
 from zmqdist.data.service.reader.plain_machine import PlainDelivery
 from zmqdist.data.service.worker.portions_machine import PortionsLane
 from zmqdist.data.service.worker.rounds_machine import RoundsMachine
-from zmqdist.data.service.worker.task_replies import GiveElements, GiveSkip
 from zmqdist.messages import Register
 from zmqdist.scheduling.worker.machine import Contact
 
@@ -215,10 +216,10 @@ def done(when: Callable[[tuple[Any, ...]], bool]) -> Plant:
 
     def next_reply(former: Any, self: PortionsLane) -> Any:
         reply = former(self)
-        if isinstance(reply, GiveElements):
+        if reply is not None and reply.kind == SOME:
             runs, nbytes, in_hand = reply.tag
             runs = tuple((*run[:4], when(run), *run[5:]) for run in runs)
-            reply = replace(reply, tag=(runs, nbytes, in_hand))
+            reply = reply._replace(tag=(runs, nbytes, in_hand))
         return reply
 
     return around(PortionsLane, "next_reply", next_reply)
@@ -476,7 +477,7 @@ def with_a_group(patch: pytest.MonkeyPatch) -> None:
             former(self, *args)
 
     def note(self: RoundsMachine, effect: Any) -> Any:
-        if isinstance(effect, GiveSkip):
+        if effect.kind == SKIP:
             skipped.add(self)
         return effect
 
@@ -499,23 +500,23 @@ def replies(alter: Callable[[RoundsMachine, Any], Any]) -> Plant:
 
 
 def as_many_as_each_wants(self: RoundsMachine, effect: Any) -> Any:
-    if not isinstance(effect, GiveElements):
+    if effect.kind != SOME:
         return effect
     wanted = effect.reply.wanted
-    elements = effect.elements[: 1 + wanted.consumer]
-    return replace(effect, elements=elements, tag=(wanted.round + len(elements), effect.tag[1]))
+    elements = effect.value[: 1 + wanted.consumer]
+    return effect._replace(value=elements, tag=(wanted.round + len(elements), effect.tag[1]))
 
 
 def skipped_when_repeated(patch: pytest.MonkeyPatch) -> None:
     seen: set[tuple[RoundsMachine, int, int]] = set()
 
     def alter(self: RoundsMachine, effect: Any) -> Any:
-        if not isinstance(effect, GiveElements):
+        if effect.kind != SOME:
             return effect
         wanted = effect.reply.wanted
         key = self, wanted.consumer, wanted.round
         if key in seen:
-            return GiveSkip(effect.reply, effect.tag)
+            return effect._replace(kind=SKIP, value=None)
         seen.add(key)
         return effect
 

@@ -328,7 +328,7 @@ class SimTask:
         sim = self.worker.sim
         if self.dropped or not self.worker.alive or self._buffer.ended:
             return
-        if not self._buffer.may_go_on:
+        if not self._buffer.may_add():
             self._full_since = sim.clock.now
             return
         if self.mode == r.OFF:
@@ -380,7 +380,7 @@ class SimTask:
     def _serve(self) -> None:
         while (answer := self._buffer.next_reply()) is not None:
             answer.reply(answer)
-        if self._full_since is not None and self._buffer.may_go_on:
+        if self._full_since is not None and self._buffer.may_add():
             clock = self.worker.sim.clock
             clock.at(clock.next_poll(self._full_since, FULL_S), self._produce)
             self._full_since = None

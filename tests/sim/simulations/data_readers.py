@@ -47,7 +47,7 @@ from zmqdist.data.service.reader.exactly_once_machine import (
 )
 from zmqdist.data.service.reader.plain_machine import PlainDelivery
 from zmqdist.data.service.reader.window_machine import AHEAD, TaskWindow
-from zmqdist.data.service.worker.task_replies import GiveElements, GiveError, TaskReply
+from zmqdist.data.service.worker.task_replies import TaskReply
 from zmqdist.errors import NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE, OpError, UnavailableError
 from zmqdist.events import Ticked
 
@@ -273,21 +273,21 @@ class SimReader:
                 came(FAILED, None, UnavailableError("the worker does not reply"))
 
         def answered(answer_: TaskReply) -> None:
-            batch: list[Any] = answer_.elements if isinstance(answer_, GiveElements) else []
+            batch: list[Any] = answer_.value if answer_.kind == SOME else []
             if not open_ or (sim.faulty() and sim.random.random() < sim.lose_answers):
                 self.lost_answers += len(batch)
                 sim.lose_answer(self, batch)
                 sim.soon(fail)
             else:
                 open_.clear()
-                match answer_:
-                    case GiveElements(_, _, tag):
-                        sim.soon(partial(came, SOME, (link, batch, tag), None))
-                    case GiveError(_, error):
-                        assert isinstance(error, OpError), error
-                        sim.soon(partial(came, FAILED, None, error))
-                    case _:
-                        sim.soon(partial(came, END, None, None))
+                _, kind, value, tag = answer_
+                if kind == SOME:
+                    sim.soon(partial(came, SOME, (link, batch, tag), None))
+                elif kind == FAILED:
+                    assert isinstance(value, OpError), value
+                    sim.soon(partial(came, FAILED, None, value))
+                else:
+                    sim.soon(partial(came, END, None, None))
 
         def arrive() -> None:
             at = None if worker is None or not worker.alive else worker.tasks.get(source.task)

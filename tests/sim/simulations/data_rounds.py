@@ -17,6 +17,7 @@ from typing import Any
 from tests.sim.simulations.clock import SimClock
 from zmqdist.data.service.reader.coordinated_machine import CoordinatedDelivery
 from zmqdist.data.service.reader.delivery import (
+    END,
     FAILED,
     SKIP,
     SOME,
@@ -33,7 +34,7 @@ from zmqdist.data.service.reader.delivery import (
     Wanted,
 )
 from zmqdist.data.service.worker.rounds_machine import RoundsMachine
-from zmqdist.data.service.worker.task_replies import GiveElements, GiveEnd, GiveError, TaskReply
+from zmqdist.data.service.worker.task_replies import TaskReply
 from zmqdist.errors import AbortedError, UnavailableError
 from zmqdist.events import Ticked
 
@@ -108,18 +109,18 @@ class SimRoundsTask:
             question: Question = effect.reply
             assert not question.answered, "K: a request was answered twice"
             question.answered = True
-            if isinstance(effect, GiveError):
-                assert isinstance(effect.error, AbortedError), (
-                    f"K5: consumer {question.wanted.consumer}: {effect.error}"
+            if effect.kind == FAILED:
+                assert isinstance(effect.value, AbortedError), (
+                    f"K5: consumer {question.wanted.consumer}: {effect.value}"
                 )
                 continue  # a newer request of this consumer has replaced it
             elements: list[Any] | None = None
-            if isinstance(effect, GiveElements):
+            if effect.kind == SOME:
                 first = question.wanted.round
                 elements = [
-                    (first + place, self.number, each) for place, each in enumerate(effect.elements)
+                    (first + place, self.number, each) for place, each in enumerate(effect.value)
                 ]
-            assert not isinstance(effect, GiveEnd), "a task without an end has one"
+            assert effect.kind != END, "a task without an end has one"
             tag = effect.tag
             kind = SKIP if elements is None else SOME
             if sim.faulty() and sim.random.random() < sim.lose_answers:

@@ -16,7 +16,7 @@ from typing import Any
 from zmqdist.data.service import batch_compression
 from zmqdist.data.service.elements import unpack
 from zmqdist.data.service.local_workers import LocalWorker
-from zmqdist.data.service.reader.delivery import END, FAILED, SKIP, SOME, Wanted
+from zmqdist.data.service.reader.delivery import FAILED, Wanted
 from zmqdist.data.service.worker.element_replies import Packed
 from zmqdist.data.service.worker.runtime import ELEMENTS
 from zmqdist.errors import OpError, WireError, from_code
@@ -96,30 +96,17 @@ class LocalReply:
     def wanted(self) -> bool:
         return not self.answered
 
-    def elements(self, elements: list[Any], tag: Any = None) -> None:
-        self._answer(SOME, (self._address, elements, tag, "local"))
-
-    def packed(self, batch: Packed) -> None:
-        self._answer(SOME, (self._address, batch.form(""), None))
-
-    def end(self) -> None:
-        self._answer(END)
-
-    def skip(self, tag: Any = None) -> None:
-        self._answer(SKIP, (self._address, None, tag))
-
-    def fail(self, error: BaseException) -> None:
-        """Reply with an error. An error of user code gets the class and text that it would have if
-        the task were in another process."""
-        self._answer(
-            FAILED,
-            None,
-            error if isinstance(error, OpError) else from_code(*code_and_message(error)),
-        )
-
-    def _answer(self, kind: int, value: Any = None, error: OpError | None = None) -> None:
+    def answer(self, kind: int, value: Any = None, tag: Any = None) -> None:
         self.answered = True
-        self._then(kind, value, error)
+        if kind == FAILED:
+            # An error of user code gets the class and text that it would have if the task were in
+            # another process.
+            error = value if isinstance(value, OpError) else from_code(*code_and_message(value))
+            self._then(kind, None, error)
+        elif isinstance(value, Packed):
+            self._then(kind, (self._address, value.form(""), tag), None)
+        else:
+            self._then(kind, (self._address, value, tag, "local"), None)
 
 
 def open_batch(value: tuple[Any, ...]) -> list[Any]:

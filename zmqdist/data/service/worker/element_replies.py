@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from zmqdist.data.service.batch_compression import compress_batch
-from zmqdist.data.service.reader.delivery import Wanted
-from zmqdist.data.service.worker.task_replies import (
-    GiveElements,
-    GiveEnd,
-    GiveError,
-    GiveSkip,
-    TaskReply,
-)
 from zmqdist.data.service.worker.tasks_machine import PROGRESS
-from zmqdist.errors import InternalError
-from zmqdist.rpc.handler_errors import code_and_message
-
-log = logging.getLogger("zmqdist.data")
 
 TAKEN, SOURCE, POSITION = range(PROGRESS)
 """Indexes into a task's progress. At TAKEN is the number of elements that readers have taken. At
@@ -54,11 +39,10 @@ class Packed:
 
 
 class ElementReply(Protocol):
-    """The protocol of an object that sends the reply to one request. The task calls exactly one of
-    `elements`, `packed`, `end`, `skip` and `fail`, once, in any thread.
+    """The protocol of an object that sends the reply to one request.
 
     Attributes:
-      answered: whether the task has called one of these methods.
+      answered: whether the task has called `answer`.
     """
 
     answered: bool
@@ -72,89 +56,7 @@ class ElementReply(Protocol):
         not call `fn`.
         """
 
-    def elements(self, elements: list[Any], tag: Any = None) -> None:
-        """Reply with some elements, in order. rounds_machine.py and portions_machine.py define the
-        `tag` for their kinds of tasks."""
-
-    def packed(self, batch: Packed) -> None:
-        """Reply with elements that are packed already."""
-
-    def end(self) -> None:
-        """Reply that the task has no more elements."""
-
-    def skip(self, tag: Any = None) -> None:
-        """Reply that the task has no elements at the moment."""
-
-    def fail(self, error: BaseException) -> None:
-        """Reply that an element could not be computed, or that the task cannot continue."""
-
-
-class ReplySender:
-    """Sends the replies of one task. If a bug prevents a reply, the request gets an INTERNAL error
-    that names the task, so that no reader waits for ever. The task goes on with the other requests.
-    """
-
-    def __init__(self, describe_error: DescribeError) -> None:
-        self._describe_error = describe_error
-        self._has_logged = False
-
-    def send(self, answer: TaskReply) -> None:
-        """Carry out a reply that a machine has decided on. Does not raise."""
-        self.attempt(answer.reply, partial(_carry_out, answer))
-
-    def attempt(self, reply: ElementReply, answer: Callable[[], None]) -> None:
-        """Call `answer`, which replies to the request of `reply`. If `answer` raises, reply with an
-        error. Does not raise."""
-        try:
-            answer()
-        except BaseException as error:
-            failure = self.failure(error)
-            if not reply.answered:
-                reply.fail(failure)
-
-    def failure(self, error: BaseException) -> BaseException:
-        """Return the error for requests that cannot be served because of `error`. Only the first
-        error of the task is logged, because a bug may fail each request.
+    def answer(self, kind: int, value: Any = None, tag: Any = None) -> None:
+        """Send the reply, whose fields are those of a TaskReply. With the kind SOME, `value` is a
+        list of elements, or Packed. The task calls this once, in any thread.
         """
-        _, text = code_and_message(error)
-        failure = self._describe_error(InternalError(f"a bug in zmqdist: {text}"), "a reply")
-        if not self._has_logged:
-            self._has_logged = True
-            log.error("requests of readers fail: %s", failure)
-        return failure
-
-
-def _carry_out(answer: TaskReply) -> None:
-    reply: ElementReply = answer.reply
-    match answer:
-        case GiveElements(_, elements, tag):
-            reply.elements(elements, tag)
-        case GiveSkip(_, tag):
-            reply.skip(tag)
-        case GiveError(_, error):
-            reply.fail(error)
-        case GiveEnd():
-            reply.end()
-
-
-class Runner(Protocol):
-    """The protocol of an object that runs one task."""
-
-    def ask(self, wanted: Wanted, reply: ElementReply) -> None:
-        """Reply to a request as soon as elements are ready. Does not block."""
-
-    def expire(self, reply: ElementReply) -> None:
-        """Reply with `skip` to a request whose waiting time is over, if it has no reply yet."""
-
-    def close(self) -> None:
-        """Stop the task, and reply to the waiting requests with an error. Does not wait for user
-        code."""
-
-
-def withdraw(waiting: deque[tuple[Wanted, ElementReply]], reply: ElementReply) -> bool:
-    """Remove a request from the waiting requests. Return whether it was among them. Call it with
-    the lock of the task held."""
-    found = next((each for each in waiting if each[1] is reply), None)
-    if found is not None:
-        waiting.remove(found)
-    return found is not None

@@ -16,7 +16,7 @@ Promises
 
 One thread computes elements and other threads take them. The callers hold a lock while they call a
 method of FirstComeBuffer. Without the lock, the computing thread may only append to `elements`, up
-to `limit`. This is safe because appending is atomic, and because the other threads only remove
+to `room`. This is safe because appending is atomic, and because the other threads only remove
 elements from the left.
 """
 
@@ -26,8 +26,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from zmqdist.data.service.reader.delivery import Wanted
-from zmqdist.data.service.worker.task_replies import GiveElements, GiveEnd, GiveError, TaskReply
+from zmqdist.data.service.reader.delivery import END, FAILED, SOME, Wanted
+from zmqdist.data.service.worker.task_replies import TaskReply
 from zmqdist.errors import CancelledError
 
 
@@ -42,41 +42,42 @@ class FirstComeBuffer:
     caller identifies its request by any object, `reply`.
 
     Args:
-      elements_min: the value of `limit` until the size of an element is known.
+      elements_min: the value of `room` until the size of an element is known.
       fits: `fits(elements, bytes)` returns how many of the elements fit into a reply of this number
         of bytes. It returns at least 1.
 
     Attributes:
       elements: the elements that were computed and not taken yet.
       waiting: the waiting requests, in the order in which they are served.
-      limit: how many elements may wait in the buffer.
+      room: how many elements may wait in the buffer.
+      element_bytes: the size of the element that was weighed last.
       taken: number of elements that were taken, including failures.
       closed: whether the task was dropped, so that no further element may be computed.
+      ended: whether no further element will be computed.
     """
 
     def __init__(self, elements_min: int, fits: Callable[[Iterable[Any], int], int]) -> None:
         self.elements: deque[Any] = deque()
         self.waiting: deque[tuple[Wanted, Any]] = deque()
-        self.limit = elements_min
+        self.room = elements_min
+        self.element_bytes = 1
         self.taken = 0
-        self.closed = False
+        self.closed = self.ended = False
         self._fits = fits
         self._failures = 0
-        self._over = False
         self._finished = False
         self._error: BaseException | None = None
 
     # -- called by the thread that computes elements -----------------------------------------------
 
-    @property
-    def may_go_on(self) -> bool:
-        """Whether another element may be computed."""
-        return not self._failures and len(self.elements) < self.limit
+    def may_add(self) -> bool:
+        """Return whether another element may be computed."""
+        return not self._failures and len(self.elements) < self.room
 
-    @property
-    def ended(self) -> bool:
-        """Whether no further element will be computed."""
-        return self._over
+    def weighed(self, element_bytes: int, elements_max: int) -> None:
+        """Record the size of an element, and how many elements of this size the buffer may have."""
+        self.element_bytes = element_bytes
+        self.room = elements_max
 
     def failed(self, error: BaseException) -> None:
         """Record that computing the next element raised `error`."""
@@ -86,13 +87,13 @@ class FirstComeBuffer:
     def end(self, error: BaseException | None = None) -> None:
         """Record that the pipeline has ended. With an error, record that it has failed and that no
         further element can be computed."""
-        self._over = True
+        self.ended = True
         self._error = self._error or error
 
     def close(self) -> None:
         """Drop the buffer, because the task was dropped."""
-        self.closed = self._over = True
-        self.limit = 0
+        self.closed = self.ended = True
+        self.room = 0
         self.elements.clear()
 
     # -- called by the threads that take elements --------------------------------------------------
@@ -104,25 +105,23 @@ class FirstComeBuffer:
     def next_reply(self) -> TaskReply | None:
         """Return the next reply to send. Return None if no request waits or no reply is possible
         yet."""
-        if not self.waiting or not (self.elements or self._over):
+        if not self.waiting or not (self.elements or self.ended):
             return None
         wanted, reply = self.waiting.popleft()
         if self.elements and not self.closed:
             return self._take(wanted, reply)
         if self._error is not None:
-            return GiveError(reply, self._error)
-        return (
-            GiveError(reply, CancelledError("the task was stopped"))
-            if self.closed
-            else GiveEnd(reply)
-        )
+            return TaskReply(reply, FAILED, self._error)
+        if self.closed:
+            return TaskReply(reply, FAILED, CancelledError("the task was stopped"))
+        return TaskReply(reply, END)
 
     def has_finished(self) -> bool:
         """Return whether the pipeline has ended, and its last element has been taken. Return True
         only once, and never after `close` or after the pipeline has failed.
         """
         finished = (
-            self._over
+            self.ended
             and not (self.elements or self.closed or self._finished)
             and self._error is None
         )
@@ -146,6 +145,6 @@ class FirstComeBuffer:
             if not taken:
                 self._failures -= 1
                 self.taken += 1
-                return GiveError(reply, popleft().error)
+                return TaskReply(reply, FAILED, popleft().error)
         self.taken += len(taken)
-        return GiveElements(reply, taken)
+        return TaskReply(reply, SOME, taken)

@@ -37,8 +37,8 @@ from collections import deque
 from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from zmqdist.data.service.reader.delivery import Wanted
-from zmqdist.data.service.worker.task_replies import GiveElements, GiveEnd, GiveError, TaskReply
+from zmqdist.data.service.reader.delivery import END, FAILED, SOME, Wanted
+from zmqdist.data.service.worker.task_replies import TaskReply
 
 GIVEN_MAX: Final = 64
 """The largest number of portions in one request to the dispatcher."""
@@ -190,9 +190,11 @@ class PortionsLane:
         wanted, reply = self.waiting.popleft()
         if something:
             return self._take(wanted, reply)
-        return GiveEnd(reply) if self._error is None else GiveError(reply, self._error)
+        if self._error is not None:
+            return TaskReply(reply, FAILED, self._error)
+        return TaskReply(reply, END)
 
-    def _take(self, wanted: Wanted, reply: Any) -> GiveElements:
+    def _take(self, wanted: Wanted, reply: Any) -> TaskReply:
         left = min(wanted.elements_max, max(1, wanted.bytes_max // self._element_bytes))
         elements: list[Any] = []
         runs: list[Run] = []
@@ -206,17 +208,9 @@ class PortionsLane:
             left -= len(taken)
             done = done and not segment.elements
             if taken or (done and failure is None):
-                runs.append(
-                    (
-                        segment.number,
-                        segment.skip,
-                        segment.first,
-                        len(taken),
-                        done and failure is None,
-                        0,
-                        "",
-                    )
-                )
+                whole = done and failure is None
+                run = (segment.number, segment.skip, segment.first, len(taken), whole, 0, "")
+                runs.append(run)
                 segment.first += len(taken)
             if failure is not None:
                 left -= 1
@@ -228,9 +222,8 @@ class PortionsLane:
                 break
         self._taken += len(elements)
         in_hand = (*(each.number for each in self._segments), *self._coming)
-        return GiveElements(
-            reply, elements, (tuple(runs), len(elements) * self._element_bytes, in_hand)
-        )
+        tag = tuple(runs), len(elements) * self._element_bytes, in_hand
+        return TaskReply(reply, SOME, elements, tag)
 
     def _pop(self, buffer: deque[Any], count: int) -> tuple[list[Any], PortionError | None]:
         """Remove the next elements of a segment. Return them, and the error that follows them or

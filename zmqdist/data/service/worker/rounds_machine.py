@@ -33,8 +33,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from zmqdist.data.service.reader.delivery import Wanted
-from zmqdist.data.service.worker.task_replies import GiveElements, GiveError, GiveSkip, TaskReply
+from zmqdist.data.service.reader.delivery import FAILED, SKIP, SOME, Wanted
+from zmqdist.data.service.worker.task_replies import TaskReply
 from zmqdist.errors import AbortedError, CancelledError, FailedPreconditionError, OpError
 
 
@@ -125,28 +125,24 @@ class RoundsMachine:
         consumer, requested = wanted.consumer, wanted.round
         if not 0 <= consumer < self._consumers:
             text = f"Requesting data for consumer index {consumer}, but the task has only {self._consumers} consumers"
-            return [GiveError(reply, FailedPreconditionError(text))]
+            return [TaskReply(reply, FAILED, FailedPreconditionError(text))]
         before = self._served.get(consumer)
         if before is not None and requested < before.next:
             if (before.reader, before.round) == (wanted.reader, requested):
                 # promise K4: repeat a reply that was lost
                 tag = before.next, self._received_by_all()
-                return [
-                    GiveSkip(reply, tag)
-                    if before.elements is None
-                    else GiveElements(reply, before.elements, tag)
-                ]
-            return [
-                GiveError(
-                    reply, FailedPreconditionError(restarted(consumer, requested, before.next))
-                )
-            ]
+                kind = SKIP if before.elements is None else SOME
+                return [TaskReply(reply, kind, before.elements, tag)]
+            refusal = FailedPreconditionError(restarted(consumer, requested, before.next))
+            return [TaskReply(reply, FAILED, refusal)]
         self._requested_rounds[consumer] = requested
         if self._round is not None and requested < self._round:
             return [self._skip(wanted, reply, self._round)]
         replaced = self._waiting.get(consumer)
         self._waiting[consumer] = wanted, reply
-        return [] if replaced is None else [GiveError(replaced[1], displaced(replaced[0], wanted))]
+        if replaced is None:
+            return []
+        return [TaskReply(replaced[1], FAILED, displaced(replaced[0], wanted))]
 
     def _received_by_all(self) -> int:
         return (
@@ -155,9 +151,9 @@ class RoundsMachine:
             else -1
         )
 
-    def _skip(self, wanted: Wanted, reply: Any, next_round: int) -> GiveSkip:
+    def _skip(self, wanted: Wanted, reply: Any, next_round: int) -> TaskReply:
         self._served[wanted.consumer] = _Served(wanted.reader, wanted.round, next_round, None)
-        return GiveSkip(reply, (next_round, self._received_by_all()))
+        return TaskReply(reply, SKIP, None, (next_round, self._received_by_all()))
 
     def _next_replies(self) -> list[TaskReply]:
         """Return the replies for the next round or rounds. Return an empty list if no reply is
@@ -168,7 +164,7 @@ class RoundsMachine:
             error = self._error
             refused = self.waiting()
             self._waiting.clear()
-            return [GiveError(reply, error) for reply in refused]
+            return [TaskReply(reply, FAILED, error) for reply in refused]
         if len(self._waiting) < self._consumers:
             return []
         first = min(wanted.round for wanted, _ in self._waiting.values())
@@ -195,11 +191,11 @@ class RoundsMachine:
         fits = min(each.bytes_max for each in requests) * self._consumers // self._group_bytes
         return max(1, min(len(self._groups), fits, *(each.elements_max for each in requests)))
 
-    def _part(self, wanted: Wanted, reply: Any, groups: list[list[Any]]) -> GiveElements:
+    def _part(self, wanted: Wanted, reply: Any, groups: list[list[Any]]) -> TaskReply:
         elements = [group[wanted.consumer] for group in groups]
         next_round = wanted.round + len(elements)
         self._served[wanted.consumer] = _Served(wanted.reader, wanted.round, next_round, elements)
-        return GiveElements(reply, elements, (next_round, self._received_by_all()))
+        return TaskReply(reply, SOME, elements, (next_round, self._received_by_all()))
 
 
 def restarted(consumer: int, requested: int, reached: int) -> str:

@@ -5,17 +5,17 @@ group.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, Final
 
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.elements import weigh
-from zmqdist.data.service.reader.delivery import Wanted
-from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply, ReplySender
+from zmqdist.data.service.reader.delivery import FAILED, Wanted
+from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply
 from zmqdist.data.service.worker.rounds_machine import RoundsMachine
-from zmqdist.data.service.worker.task_replies import GiveError, TaskReply
+from zmqdist.data.service.worker.task_replies import TaskReply
+from zmqdist.data.service.worker.task_runner import PipelineRunner
 from zmqdist.errors import CancelledError, FailedPreconditionError
 
 GROUPS_MAX: Final = 64
@@ -24,7 +24,7 @@ GROUPS_BYTES: Final = 16 << 20
 ahead of the consumers. It always computes at least one group ahead."""
 
 
-class RoundsRunner:
+class RoundsRunner(PipelineRunner):
     """Runs one data task of a coordinated read."""
 
     def __init__(
@@ -41,22 +41,16 @@ class RoundsRunner:
           describe_error: a DescribeError (element_replies.py), which makes the errors that readers
             get.
         """
+        super().__init__(name, describe_error)
         self._open = open
-        self._describe_error = describe_error
-        self._sender = ReplySender(describe_error)
         self._made = 0
         self._consumers = consumers
         self._group_bytes = 1
         self._machine = RoundsMachine(consumers)
         self._closed = False
-        self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
-        self._thread = threading.Thread(target=self._run, name=f"zmqdist-task-{name}", daemon=True)
 
     def ask(self, wanted: Wanted, reply: ElementReply) -> None:
-        with self._lock:
-            if not self._thread.ident:
-                self._thread.start()
+        self.start()
         self._decide(lambda: self._machine.add_request(wanted, reply), reply)
 
     def expire(self, reply: ElementReply) -> None:
@@ -73,16 +67,10 @@ class RoundsRunner:
         for an element is reported as unknown.
         """
         with self._lock:
-            groups = self._machine.groups
-            taken = self._made - groups * self._consumers
+            buffered = self._machine.groups * self._consumers
+            taken = self._made - buffered
             nbytes = taken * self._group_bytes // self._consumers
-            return (
-                taken,
-                nbytes,
-                groups * self._consumers,
-                self._groups_max() * self._consumers,
-                0.0,
-            )
+            return taken, nbytes, buffered, self._groups_max() * self._consumers, 0.0
 
     def _decide(self, decision: Callable[[], Sequence[TaskReply]], *new: ElementReply) -> None:
         """Call `decision`, which has the machine decide, and send the replies that it returns.
@@ -96,34 +84,31 @@ class RoundsRunner:
             try:
                 answers = decision()
             except BaseException as error:
-                answers = self._fail([*waiting, *new], self._sender.failure(error))
+                answers = self._fail([*waiting, *new], self._failure(error))
             if self._closed or self._machine.groups < before:
-                self._room.notify()
+                self._changed.notify()
         for answer in answers:
-            self._sender.send(answer)
+            self._send(answer)
 
     def _fail(self, replies: list[ElementReply], error: BaseException) -> list[TaskReply]:
         """Withdraw these requests, and return an error reply for each of them. Call it with the
         lock held."""
         for reply in replies:
             self._machine.withdraw(reply)
-        return [GiveError(reply, error) for reply in replies]
+        return [TaskReply(reply, FAILED, error) for reply in replies]
 
     def _serve(self) -> None:
         self._decide(self._machine.serve)
 
     # -- the thread --------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        try:
-            with self._open() as iterator:
-                while not self._closed:
-                    group = self._next_group(iterator)
-                    if len(group) < self._consumers:
-                        raise FailedPreconditionError(ENDED)
-                    self._add(group)
-        except BaseException as error:
-            self._end(error)
+    def _compute(self) -> None:
+        with self._open() as iterator:
+            while not self._closed:
+                group = self._next_group(iterator)
+                if len(group) < self._consumers:
+                    raise FailedPreconditionError(ENDED)
+                self._add(group)
 
     def _next_group(self, iterator: DatasetIterator) -> list[Any]:
         group: list[Any] = []
@@ -147,15 +132,16 @@ class RoundsRunner:
             self._serve()
         with self._lock:
             while self._machine.groups >= self._groups_max() and not self._closed:
-                self._room.wait()
+                self._changed.wait()
 
     def _groups_max(self) -> int:
         """Return how many groups may be computed ahead. Call this with the lock held."""
         return min(GROUPS_MAX, max(1, GROUPS_BYTES // self._group_bytes))
 
-    def _end(self, error: BaseException) -> None:
+    def _end(self, error: BaseException | None) -> None:
         self._closed = True
-        self._decide(lambda: self._machine.end(error))
+        if error is not None:
+            self._decide(lambda: self._machine.end(error))
 
 
 ENDED: Final = (

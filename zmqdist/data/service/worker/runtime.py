@@ -32,21 +32,22 @@ from typing import Any, Final, Protocol
 from zmqdist.data.dataset import deserialize
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service import local_workers
-from zmqdist.data.service.batch_compression import codec_for
+from zmqdist.data.service.batch_compression import codec_for, compress_batch
 from zmqdist.data.service.compression import codec_of
 from zmqdist.data.service.dispatcher.machine.records import DYNAMIC
+from zmqdist.data.service.elements import pack
 from zmqdist.data.service.policy import ShardingPolicy
-from zmqdist.data.service.reader.delivery import Wanted
+from zmqdist.data.service.reader.delivery import END, FAILED, SOME, Wanted
 from zmqdist.data.service.retry import RETRIABLE
 from zmqdist.data.service.snapshots.stream import SnapshotTaskProgress
 from zmqdist.data.service.snapshots.worker import SnapshotWorker
 from zmqdist.data.service.split_requests import SplitClient
 from zmqdist.data.service.task_errors import describe_error
 from zmqdist.data.service.worker import rounds_task, shared_task
-from zmqdist.data.service.worker.element_replies import ElementReply, Runner
+from zmqdist.data.service.worker.element_replies import ElementReply, Packed
 from zmqdist.data.service.worker.first_come_task import FirstComeRunner
 from zmqdist.data.service.worker.portions_task import PortionsRunner
-from zmqdist.data.service.worker.remote_reply import RemoteReply
+from zmqdist.data.service.worker.task_runner import Runner
 from zmqdist.data.service.worker.tasks_machine import (
     BeginTask,
     DropTask,
@@ -377,6 +378,40 @@ class DataWorker:
         self.host.close()
 
 
+class RemoteReply:
+    """The ElementReply to a reader in another process. It is sent as the reply to the reader's RPC
+    call, and compressed as the reader requested."""
+
+    def __init__(self, call: PendingCall, loop: Loop, codec: str) -> None:
+        self.wanted = call.wanted
+        self.answered = False
+        self._call = call
+        self._loop = loop
+        self._codec = codec
+
+    def soon(self, fn: Callable[[], None]) -> bool:
+        try:
+            self._loop.call_soon(fn)
+        except OpError:  # the loop has ended, because the worker has stopped
+            return False
+        return True
+
+    def answer(self, kind: int, value: Any = None, tag: Any = None) -> None:
+        if kind == SOME:
+            try:
+                if isinstance(value, Packed):
+                    value = value.form(self._codec)
+                else:
+                    value = compress_batch(pack(value), self._codec)
+            except BaseException as error:
+                kind, value = FAILED, error
+        self.answered = True
+        if kind == FAILED:
+            self._call.fail(value)
+        else:
+            self._call.reply((kind, value, tag))
+
+
 class TaskThreads:
     """Runs tasks in threads of this process, and serves the method `elements` for their readers.
     Implements `TaskHost`."""
@@ -460,12 +495,12 @@ class TaskThreads:
             )
 
     def figures(self) -> dict[int, tuple[Any, ...]]:
-        found = {}
-        for number, task in self._tasks.items():
-            figures = getattr(task.runner, "figures", None)
-            if figures is not None and task.state is not WorkerTaskState.DONE:
-                found[number] = figures()
-        return found
+        running = {
+            number: task.runner.figures()
+            for number, task in self._tasks.items()
+            if task.runner is not None and task.state is not WorkerTaskState.DONE
+        }
+        return {number: figures for number, figures in running.items() if figures is not None}
 
     @property
     def unsent(self) -> bool:
@@ -494,11 +529,8 @@ class TaskThreads:
         try:
             self._loop.call_soon(self._answer_local, state, number, wanted, reply)
         except OpError as error:
-            reply.fail(
-                CancelledError(
-                    f"Local worker {self.address} is no longer available: {error.message}"
-                )
-            )
+            text = f"Local worker {self.address} is no longer available: {error.message}"
+            reply.answer(FAILED, CancelledError(text))
 
     def _answer_local(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
         """Reply to a request of a reader in this process. If this raises, pass the error to the
@@ -508,7 +540,7 @@ class TaskThreads:
             self._answer(state, number, wanted, reply)
         except BaseException as error:
             if not reply.answered:
-                reply.fail(error)
+                reply.answer(FAILED, error)
             raise
 
     def delete(self, number: int) -> None:
@@ -528,21 +560,22 @@ class TaskThreads:
 
     def _answer(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
         if self._refuses:
-            reply.fail(CancelledError(f"worker {self.address} stops"))
+            reply.answer(FAILED, CancelledError(f"worker {self.address} stops"))
             return
         task = self._tasks.get(number)
         if task is not None and task.state is WorkerTaskState.DELETED:
             text = f"Got a request for local task {number}, which has been deleted."
-            reply.fail(FailedPreconditionError(text))
+            reply.answer(FAILED, FailedPreconditionError(text))
             return
         if task is None or state != self.state:
-            reply.fail(UnavailableError(f"worker {self.address} does not have task {number}"))
+            text = f"worker {self.address} does not have task {number}"
+            reply.answer(FAILED, UnavailableError(text))
             return
         if task.runner is None:
             if (
                 task.state is WorkerTaskState.DONE
             ):  # an earlier process of this task has sent the last element
-                reply.end()
+                reply.answer(END)
                 return
             task.runner = self._run(task)
             self.began()

@@ -18,24 +18,17 @@ The window ends with the task. A restarted worker begins a new window.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 from zmqdist import clock as time
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.elements import pack, weigh
-from zmqdist.data.service.reader.delivery import Wanted
-from zmqdist.data.service.worker.element_replies import (
-    DescribeError,
-    ElementReply,
-    Packed,
-    ReplySender,
-    withdraw,
-)
-from zmqdist.data.service.worker.task_replies import GiveError, GiveSkip
+from zmqdist.data.service.reader.delivery import FAILED, SOME, Wanted
+from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply, Packed
+from zmqdist.data.service.worker.task_replies import TaskReply
+from zmqdist.data.service.worker.task_runner import QueueRunner
 from zmqdist.data.structure import invalid
 from zmqdist.errors import CancelledError
 
@@ -46,13 +39,99 @@ BATCH_S: Final = 0.01
 the size if it took less."""
 
 
-class SharedRunner:
-    """Runs a task that all trainers share.
+class SharedWindow:
+    """The window of one task, and the requests of the trainers.
+
+    Args:
+      limit: largest size of the window, in bytes.
 
     Attributes:
-      misses: number of batches that were computed, each because one request needed it.
+      waiting: the waiting requests, in order of arrival.
+      closed: whether the task was dropped.
       nbytes: size of the window, in bytes.
+      batches_count: number of batches that were added to the window.
+      replies_count: number of requests that got a batch.
     """
+
+    def __init__(self, limit: int) -> None:
+        self.waiting: deque[tuple[Wanted, Any]] = deque()
+        self.closed = False
+        self.nbytes = self.batches_count = self.replies_count = 0
+        self._limit = limit
+        self._batches: deque[tuple[Packed, int]] = deque()
+        self._first = 0
+        """The number of the oldest batch in the window."""
+        self._positions: dict[str, int] = {}
+        self._failure: BaseException | None = None
+        """The error of the element after the last batch, until one request has got the error.
+        Otherwise None."""
+        self._error: BaseException | None = None
+
+    @property
+    def needed_by(self) -> Wanted | None:
+        """The request that needs a batch which is not computed yet; None if there is none."""
+        return self.waiting[0][0] if self.waiting and self._failure is None else None
+
+    def add_request(self, wanted: Wanted, reply: Any) -> None:
+        """Add a request, to which `next_reply` will return the reply."""
+        self.waiting.append((wanted, reply))
+
+    def add(self, batch: Packed | None, nbytes: int, failure: BaseException | None) -> None:
+        """Add a computed batch, and the error of the element after it."""
+        self._failure = failure
+        if batch is not None:
+            self.batches_count += 1
+            self._batches.append((batch, nbytes))
+            self.nbytes += nbytes
+        # Drop old batches. A trainer that needs a dropped batch continues at the oldest batch.
+        while self.nbytes > self._limit:
+            self.nbytes -= self._batches.popleft()[1]
+            self._first += 1
+
+    def next_reply(self) -> TaskReply | None:
+        """Return the next reply to send. Return None if no request waits or no reply is possible
+        yet."""
+        for request in list(self.waiting):
+            wanted, reply = request
+            # A trainer must not lose a batch to a request whose reader no longer waits.
+            batch = self._find(wanted) if reply.wanted() else None
+            if batch is not None:
+                self.waiting.remove(request)
+                self.replies_count += 1
+                return TaskReply(reply, SOME, batch)
+            if not reply.wanted():
+                self.waiting.remove(request)
+        if not self.waiting:
+            return None
+        if self._error is not None:
+            return TaskReply(self.waiting.popleft()[1], FAILED, self._error)
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            return TaskReply(self.waiting.popleft()[1], FAILED, failure)
+        return None
+
+    def _find(self, wanted: Wanted) -> Packed | None:
+        """Return the next batch of the trainer that sent the request, and advance the trainer's
+        position. Return None if the window does not have that batch yet.
+        """
+        position = max(self._first, self._positions.get(wanted.trainer, 0))
+        if position == self._first + len(self._batches):
+            return None
+        self._positions[wanted.trainer] = position + 1
+        return self._batches[position - self._first][0]
+
+    def end(self, error: BaseException | None) -> None:
+        """Record that `error` has ended the pipeline. Only the first error counts."""
+        self.closed = True
+        self._error = self._error or error
+
+    def close(self) -> None:
+        """Refuse all requests that need a further batch, because the task was dropped."""
+        self.end(CancelledError("the task was stopped"))
+
+
+class SharedRunner(QueueRunner[SharedWindow]):
+    """Runs a task that all trainers share."""
 
     def __init__(
         self,
@@ -69,117 +148,47 @@ class SharedRunner:
             get.
           limit: largest size of the window, in bytes.
         """
+        super().__init__(name, SharedWindow(limit), describe_error)
+        self.window = self._machine
         self._open = open
-        self._describe_error = describe_error
-        self._sender = ReplySender(describe_error)
         self._made = 0
         self._limit = limit
-        self._window: deque[tuple[Packed, int]] = deque()
-        self._first = 0
-        """The number of the oldest batch in the window."""
-        self._positions: dict[str, int] = {}
-        self._waiting: deque[tuple[Wanted, ElementReply]] = deque()
         self._count = 1
-        self._failure: BaseException | None = None
-        """The error of the element after the last batch, until one request has got the error.
-        Otherwise None."""
-        self._woken = False
-        """True while a call of `_serve` is scheduled. Until `_serve` has run, the thread computes
-        no batch, because the window may already have the batch that the waiting requests need."""
-        self._error: BaseException | None = None
-        self._replies = self.misses = self.nbytes = 0
-        self._lock = threading.Lock()
-        self._needed = threading.Condition(self._lock)
-        self._thread = threading.Thread(target=self._run, name=f"zmqdist-task-{name}", daemon=True)
 
     def ask(self, wanted: Wanted, reply: ElementReply) -> None:
-        if not wanted.trainer:
-            reply.fail(invalid("a cross-trainer cache requires a non-empty trainer ID"))
-            return
+        if wanted.trainer:
+            super().ask(wanted, reply)
+        else:
+            reply.answer(FAILED, invalid("a cross-trainer cache requires a non-empty trainer ID"))
+
+    def _note_served(self) -> None:
         with self._lock:
-            if not self._thread.ident:
-                self._thread.start()
-            self._waiting.append((wanted, reply))
-        self._serve()
-
-    def expire(self, reply: ElementReply) -> None:
-        with self._lock:
-            late = withdraw(self._waiting, reply)
-        if late:
-            self._sender.send(GiveSkip(reply))
-
-    def close(self) -> None:
-        self._end(CancelledError("the task was stopped"))
-
-    def _serve(self) -> None:
-        """Send all replies that are ready. Runs in the loop thread, so that the replies to a
-        trainer keep their order."""
-        with self._lock:
-            waiting, self._waiting = self._waiting, deque()
-            served: list[tuple[ElementReply, Packed]] = []
-            failed: list[GiveError] = []
-            for wanted, reply in waiting:
-                try:
-                    batch = self._find(wanted) if reply.wanted() else None
-                except BaseException as error:
-                    failed.append(GiveError(reply, self._sender.failure(error)))
-                    continue
-                if batch is not None:
-                    served.append((reply, batch))
-                elif reply.wanted():
-                    self._waiting.append((wanted, reply))
-            if self._error is not None:
-                failed += [GiveError(reply, self._error) for _, reply in self._waiting]
-                self._waiting.clear()
-            elif self._failure is not None and self._waiting:
-                failed.append(GiveError(self._waiting.popleft()[1], self._failure))
-                self._failure = None
-            self._replies += len(served)
-            self._woken = False
-            self._needed.notify()
-        for reply, batch in served:
-            self._sender.attempt(reply, partial(reply.packed, batch))
-        for answer in failed:
-            self._sender.send(answer)
-
-    @property
-    def hits(self) -> int:
-        """Number of requests that got a batch which was computed for another request."""
-        return self._replies - self.misses
-
-    def _find(self, wanted: Wanted) -> Packed | None:
-        """Return the next batch of the trainer that sent the request, and advance the trainer's
-        position. Return None if the window does not have that batch yet. Call this with the lock
-        held.
-        """
-        position = max(self._first, self._positions.get(wanted.trainer, 0))
-        if position == self._first + len(self._window):
-            return None
-        self._positions[wanted.trainer] = position + 1
-        return self._window[position - self._first][0]
+            self._changed.notify()
 
     # -- the thread --------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        try:
-            with self._open() as iterator:
-                while (wanted := self._wait_for_need()) is not None:
-                    elements, nbytes, failure = self._compute(iterator, wanted)
-                    self._add(elements, nbytes, failure)
-        except BaseException as error:
-            self._end(error)
+    def _compute(self) -> None:
+        with self._open() as iterator:
+            while (wanted := self._wait_for_need()) is not None:
+                elements, nbytes, failure = self._compute_batch(iterator, wanted)
+                batch = Packed(pack(elements)) if elements else None
+                with self._lock:
+                    self._machine.add(batch, nbytes, failure)
+                self._wake()
 
     def _wait_for_need(self) -> Wanted | None:
         """Wait until a request needs a batch that is not computed yet, and return the request.
         Return None if the task has ended."""
         with self._lock:
-            while self._error is None:
-                if self._waiting and not self._woken and self._failure is None:
-                    return self._waiting[0][0]
-                self._needed.wait()
+            while not self._machine.closed:
+                # While `_serve` is scheduled, the window may already have the batch that the
+                # waiting requests need.
+                if not self._woken and (wanted := self._machine.needed_by) is not None:
+                    return wanted
+                self._changed.wait()
         return None
 
-    def _compute(
+    def _compute_batch(
         self, iterator: DatasetIterator, wanted: Wanted
     ) -> tuple[list[Any], int, BaseException | None]:
         """Compute a batch. Return (elements, number of bytes, error of the element after these or
@@ -221,32 +230,6 @@ class SharedRunner:
                 "larger cross_trainer_cache_size_bytes"
             )
         return nbytes
-
-    def _add(self, elements: list[Any], nbytes: int, failure: BaseException | None) -> None:
-        batch = Packed(pack(elements)) if elements else None
-        with self._lock:
-            self._failure = failure
-            if batch is not None:
-                self.misses += 1
-                self._window.append((batch, nbytes))
-                self.nbytes += nbytes
-            # Drop old batches. A trainer that needs a dropped batch continues at the oldest batch.
-            while self.nbytes > self._limit:
-                self.nbytes -= self._window.popleft()[1]
-                self._first += 1
-            self._wake()
-
-    def _wake(self) -> None:
-        """Schedule `_serve` if requests wait. Call this with the lock held."""
-        if self._waiting:
-            self._woken = True
-            self._waiting[0][1].soon(self._serve)
-
-    def _end(self, error: BaseException) -> None:
-        with self._lock:
-            self._error = self._error or error
-            self._needed.notify()
-            self._wake()
 
 
 def require_infinite(cardinality: int) -> None:

@@ -1,44 +1,22 @@
-"""The replies that the machines of tasks return. Their field `reply` is the handle of the request,
-as in element_replies.py."""
+"""The replies that the machines of tasks return."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 
-@dataclass(slots=True)
-class GiveElements:
-    """Reply with some elements, in order. rounds_machine.py and portions_machine.py define the
-    `tag` for their kinds of tasks."""
+class TaskReply(NamedTuple):
+    """The reply to one request of a reader.
+
+    Attributes:
+      reply: the handle of the request, as in element_replies.py.
+      kind: SOME, END, SKIP or FAILED (reader/delivery.py).
+      value: the elements in order (SOME), or the error (FAILED): an element could not be computed,
+        the task cannot continue, or the request was wrong.
+      tag: rounds_machine.py and portions_machine.py define it for their kinds of tasks.
+    """
 
     reply: Any
-    elements: list[Any]
+    kind: int
+    value: Any = None
     tag: Any = None
-
-
-@dataclass(slots=True)
-class GiveSkip:
-    """Reply that the task has no elements at the moment."""
-
-    reply: Any
-    tag: Any = None
-
-
-@dataclass(slots=True)
-class GiveEnd:
-    """Reply that the task has no more elements."""
-
-    reply: Any
-
-
-@dataclass(slots=True)
-class GiveError:
-    """Reply with an error: an element could not be computed, the task cannot continue, or the
-    request was wrong."""
-
-    reply: Any
-    error: BaseException
-
-
-TaskReply: TypeAlias = GiveElements | GiveSkip | GiveEnd | GiveError

@@ -1,0 +1,320 @@
+"""What the runners of all kinds of tasks share: the thread that runs a pipeline, the requests that
+wait, and the replies.
+
+A thread of the task computes elements, and wakes the loop that sends the reply to the first
+request. That loop then sends all replies that are ready. Only one thread at a time sends replies,
+so that they leave in the order in which elements were taken.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, MutableSequence
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from zmqdist import clock as time
+from zmqdist.data.iterators import DatasetIterator
+from zmqdist.data.service.elements import weigh
+from zmqdist.data.service.reader.delivery import FAILED, SKIP, Wanted
+from zmqdist.data.service.split_requests import WorkerDrained
+from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply
+from zmqdist.data.service.worker.task_replies import TaskReply
+from zmqdist.errors import InternalError
+from zmqdist.rpc.handler_errors import code_and_message
+
+log = logging.getLogger("zmqdist.data")
+
+BUFFER_BYTES: Final = 32 << 20
+BUFFER_ELEMENTS_MAX: Final = 4096
+BUFFER_ELEMENTS_MIN: Final = 2
+
+
+class Runner(ABC):
+    """Runs one task."""
+
+    @abstractmethod
+    def ask(self, wanted: Wanted, reply: ElementReply) -> None:
+        """Reply to a request as soon as elements are ready. Does not block."""
+
+    @abstractmethod
+    def expire(self, reply: ElementReply) -> None:
+        """Reply with SKIP to a request whose waiting time is over, if it has no reply yet."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop the task, and reply to the waiting requests with an error. Does not wait for user
+        code."""
+
+    def figures(self) -> tuple[Any, ...] | None:
+        """Return the task's figures: the fields of a TaskReport
+        (dispatcher/machine/status_rows.py). Return None for a task without figures."""
+        return None
+
+
+class PipelineRunner(Runner):
+    """Runs a task that has one thread. If a bug prevents a reply, the request gets an INTERNAL
+    error that names the task, so that no reader waits for ever. The task goes on with the other
+    requests.
+    """
+
+    def __init__(self, name: str, describe_error: DescribeError) -> None:
+        """Create the runner. Its thread starts with the first request, or with `start`.
+
+        Args:
+          describe_error: a DescribeError (element_replies.py), which makes the errors that readers
+            get.
+        """
+        self._describe_error = describe_error
+        self._has_logged = False
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        """Notified when the thread may have something to compute."""
+        self._thread = threading.Thread(target=self._run, name=f"zmqdist-task-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread, if it has not been started: before the first request when the caller
+        knows that a request will soon arrive."""
+        if not self._thread.ident:
+            with self._lock:
+                if not self._thread.ident:
+                    self._thread.start()
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            self._compute()
+        except BaseException as failure:  # opening or closing the pipeline may fail too
+            error = failure
+        self._end(error)
+
+    @abstractmethod
+    def _compute(self) -> None:
+        """Open the pipeline and compute its elements. Runs in the task's thread."""
+
+    @abstractmethod
+    def _end(self, error: BaseException | None) -> None:
+        """Record that the thread computes no further element, because of `error` or because the
+        pipeline has ended."""
+
+    def _send(self, answer: TaskReply) -> None:
+        """Carry out a reply that a machine has decided on. Does not raise."""
+        try:
+            answer.reply.answer(answer.kind, answer.value, answer.tag)
+        except BaseException as error:
+            failure = self._failure(error)
+            if not answer.reply.answered:
+                answer.reply.answer(FAILED, failure)
+
+    def _failure(self, error: BaseException) -> BaseException:
+        """Return the error for requests that cannot be served because of `error`. Only the first
+        error of the task is logged, because a bug may fail each request.
+        """
+        _, text = code_and_message(error)
+        failure = self._describe_error(InternalError(f"a bug in zmqdist: {text}"), "a reply")
+        if not self._has_logged:
+            self._has_logged = True
+            log.error("requests of readers fail: %s", failure)
+        return failure
+
+
+class ServingMachine(Protocol):
+    """A machine that replies to requests in order of arrival.
+
+    Attributes:
+      waiting: the requests, in the order in which they will be served.
+      closed: whether the task was dropped.
+    """
+
+    waiting: deque[tuple[Wanted, Any]]
+    closed: bool
+
+    def add_request(self, wanted: Wanted, reply: Any) -> None:
+        """Add a request, to which `next_reply` will return the reply."""
+
+    def next_reply(self) -> TaskReply | None:
+        """Remove a request from `waiting`, and return the reply to it. Return None if no reply is
+        possible now."""
+
+    def end(self, error: BaseException | None) -> None:
+        """Record that no further element will be computed, because of `error` or because the
+        pipeline has ended."""
+
+    def close(self) -> None:
+        """Drop the elements, because the task was dropped."""
+
+
+Serving = TypeVar("Serving", bound=ServingMachine)
+
+
+class QueueRunner(PipelineRunner, Generic[Serving]):
+    """Runs a task whose machine replies to requests in order of arrival. `_lock` guards the
+    machine."""
+
+    def __init__(self, name: str, machine: Serving, describe_error: DescribeError) -> None:
+        super().__init__(name, describe_error)
+        self._machine = machine
+        self._woken = False
+        """Whether a call of `_serve` is scheduled."""
+        self._is_sending = False
+        """Whether a thread sends replies."""
+
+    def ask(self, wanted: Wanted, reply: ElementReply) -> None:
+        self.start()
+        with self._lock:
+            self._machine.add_request(wanted, reply)
+        self._serve()
+
+    def expire(self, reply: ElementReply) -> None:
+        with self._lock:
+            late = withdraw(self._machine.waiting, reply)
+        if late:
+            self._send(TaskReply(reply, SKIP))
+
+    def close(self) -> None:
+        with self._lock:
+            self._machine.close()
+            self._changed.notify_all()
+        self._serve()
+
+    def _end(self, error: BaseException | None) -> None:
+        with self._lock:
+            self._machine.end(error)
+        self._serve()
+
+    def _wake(self) -> None:
+        """If requests wait, have the loop that will reply to the first of them call `_serve` a
+        little later."""
+        with self._lock:
+            if not self._machine.waiting or self._woken:
+                return
+            self._woken = True
+            reply = self._machine.waiting[0][1]
+        if not reply.soon(self._serve):
+            # the loop that would reply to the first request has ended, so serve other readers in
+            # this thread
+            self._serve()
+
+    def _serve(self) -> None:
+        """Send all replies that are ready. Any thread may call this."""
+        with self._lock:
+            if self._is_sending:
+                return  # another thread sends, and it looks for replies once more before it stops
+            self._is_sending = True
+        while (answer := self._next_reply()) is not None:
+            self._send(answer)
+        self._note_served()
+
+    def _next_reply(self) -> TaskReply | None:
+        """Return the next reply to send. If no reply is ready, note that this thread has ceased to
+        send replies, and return None."""
+        waiting = self._machine.waiting
+        with self._lock:
+            self._woken = False
+            while waiting and not waiting[0][1].wanted():
+                waiting.popleft()
+            first = waiting[0][1] if waiting else None
+            try:
+                answer = self._machine.next_reply()
+                if answer is not None:
+                    self._note_reply()
+            except BaseException as error:
+                failure = self._failure(error)
+                answer = None
+                if first is not None:
+                    withdraw(waiting, first)
+                    answer = TaskReply(first, FAILED, failure)
+            self._is_sending = answer is not None
+        return answer
+
+    def _note_reply(self) -> None:
+        """Called with the lock held each time the machine has decided on a reply."""
+        self._changed.notify()
+
+    def _note_served(self) -> None:
+        """Called without the lock after all ready replies have been sent."""
+
+
+class BufferedMachine(ServingMachine, Protocol):
+    """A machine with a bounded buffer of elements.
+
+    Attributes:
+      room: how many elements the deque to which the thread appends may have.
+    """
+
+    room: int
+
+    def may_add(self) -> bool:
+        """Return whether another element may be computed."""
+
+    def weighed(self, element_bytes: int, elements_max: int) -> None:
+        """Record the size of an element, and how many elements of this size the buffer may have."""
+
+
+Buffered = TypeVar("Buffered", bound=BufferedMachine)
+
+
+class BufferRunner(QueueRunner[Buffered]):
+    """Runs a task whose thread fills a bounded buffer."""
+
+    def __init__(self, name: str, machine: Buffered, describe_error: DescribeError) -> None:
+        super().__init__(name, machine, describe_error)
+        self._idle_s = 0.0
+        """Seconds for which the thread has waited for room."""
+
+    def _fill(
+        self,
+        iterator: DatasetIterator,
+        elements: MutableSequence[Any],
+        fail: Callable[[BaseException], None],
+    ) -> bool:
+        """Append the elements of a pipeline to `elements`, and call `fail` for each element whose
+        computation raises. Return whether the pipeline has ended; otherwise the task is closed."""
+        machine = self._machine
+        waiting = machine.waiting
+        while not machine.closed:
+            try:
+                for element in iterator:
+                    elements.append(element)
+                    if waiting and not self._woken:
+                        self._wake()
+                    if len(elements) >= machine.room and not self._wait_for_room(element):
+                        return False
+                return True
+            except WorkerDrained:
+                return True
+            except BaseException as error:
+                fail(error)
+                self._wake()
+                self._wait()
+        return False
+
+    def _wait_for_room(self, element: Any) -> bool:
+        """Weigh `element`, adapt the buffer's bound to its size, and wait until the buffer has
+        room. Return False if the task is closed."""
+        element_bytes = max(1, weigh(element))
+        fit = min(BUFFER_ELEMENTS_MAX, max(BUFFER_ELEMENTS_MIN, BUFFER_BYTES // element_bytes))
+        with self._lock:
+            if not self._machine.closed:
+                self._machine.weighed(element_bytes, fit)
+        since = time.monotonic()
+        self._wait()
+        self._idle_s += time.monotonic() - since
+        return not self._machine.closed
+
+    def _wait(self) -> None:
+        """Wait until another element may be computed, or the task is closed."""
+        with self._lock:
+            while not (self._machine.closed or self._machine.may_add()):
+                self._changed.wait()
+
+
+def withdraw(waiting: deque[tuple[Wanted, ElementReply]], reply: ElementReply) -> bool:
+    """Remove a request from the waiting requests. Return whether it was among them. Call it with
+    the lock of the task held."""
+    request = next((request for request in waiting if request[1] is reply), None)
+    if request is not None:
+        waiting.remove(request)
+    return request is not None
