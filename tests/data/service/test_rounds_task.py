@@ -12,7 +12,7 @@ import pytest
 from tests.data.service.clusters import until
 from tests.data.service.replies import Answer
 from zmqdist.data import Dataset
-from zmqdist.data.service.dispatcher.machine.status_rows import TaskReport
+from zmqdist.data.service.dispatcher.machine.events import TaskReport
 from zmqdist.data.service.reader.delivery import Wanted
 from zmqdist.data.service.worker.rounds_task import GROUPS_MAX, RoundsRunner
 from zmqdist.errors import AbortedError, CancelledError, FailedPreconditionError

@@ -3,10 +3,10 @@ it must report a broken promise."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.sim.planted import Plant, around
 from tests.sim.simulations import snapshots

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
 from tests.sim.planted import Plant, around, effects, events, no_arrow, without
 from tests.sim.simulations import data_service

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode
@@ -64,7 +65,7 @@ class _PortionsNode(OperatorNode):
         if self._reader is None:
             saved = SavedReader.of(self._saved) if self._saved else None
             values = self.dataset.memory.values
-            request = replace(
+            request = msgspec.structs.replace(
                 self._request,
                 saved=saved,
                 reader=values["reader"],
@@ -85,7 +86,7 @@ class _PortionsNode(OperatorNode):
             SavedReader.of(state["reader"])
         self.close()
         self._reader, self._elements, self._saved = None, iter(()), state["reader"]
-        self._request = replace(self._request, repetition=state["repetition"])
+        self._request = msgspec.structs.replace(self._request, repetition=state["repetition"])
         self.dataset.memory.begin_pass(state["repetition"])
 
     def abandon(self) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from zmqdist.data.iterators import failing_operator
 from zmqdist.data.service.retry import RETRIABLE
@@ -21,8 +22,7 @@ from zmqdist.errors import UNKNOWN, OpError, UnknownError, from_code
 from zmqdist.rpc.handler_errors import TRACEBACK, code_and_message
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFailure:
+class TaskFailure(msgspec.Struct, frozen=True):
     """The crash of a task's process, as the next process of the task reports it to readers.
 
     Attributes:

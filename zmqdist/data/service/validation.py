@@ -46,6 +46,7 @@ def checked(
                 f"{name}: {error} in the arguments: the caller is no zmqdist, or of another version"
             )
             raise InvalidArgumentError(text) from None
-        fn(call, *msgspec.structs.astuple(known))
+        # leave the arguments that the caller has left out to the defaults of `fn`
+        fn(call, *msgspec.structs.astuple(known)[: len(args)])
 
     return checked_call

@@ -52,7 +52,7 @@ from zmqdist.data.service.dispatcher.journal import Journal
 from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.machine import DataDispatcherMachine, not_registered
-from zmqdist.data.service.dispatcher.machine.records import Number, Seconds
+from zmqdist.data.service.dispatcher.machine.records import Number
 from zmqdist.data.service.dispatcher.machine.snapshot import (
     DataSnapshot,
     DataTaskRow,
@@ -62,7 +62,6 @@ from zmqdist.data.service.dispatcher.machine.snapshot import (
     next_numbers,
 )
 from zmqdist.data.service.dispatcher.machine.state import decode_state
-from zmqdist.data.service.dispatcher.machine.status_rows import TaskReport
 from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.data.service.dispatcher.store import DatasetStore
 from zmqdist.data.service.snapshots.service import SnapshotService
@@ -89,14 +88,17 @@ ROLES: Final = frozenset({"worker", "submit"})
 READ_AGAIN_S: Final = 1.0
 
 REQUESTS: Final[dict[str, Callable[..., ev.Request]]] = {
+    "watch": ev.WatchRequest,
     "release": ev.ReleaseRequest,
     "acknowledge": ev.AcknowledgeRequest,
     "missed": ev.MissedRequest,
+    "work": ev.WorkRequest,
     "portions": ev.PortionsRequest,
     "splits": ev.SplitsRequest,
     "crashed": ev.CrashReport,
     "hand_back": ev.HandBackRequest,
     "leave": ev.LeaveRequest,
+    "compression": ev.CompressionRequest,
 }
 """The methods whose arguments are the fields of a request of the machine."""
 
@@ -164,7 +166,14 @@ class DataDispatcher:
                 "does not recover jobs",
                 work_dir,
             )
-        for name, fn in self._methods().items():
+        methods: dict[str, Callable[..., None]] = {
+            "register": self._register,
+            "metadata": self._metadata,
+            "config": self._config,
+            "definition": self._definition,
+            "open": self._open,
+        }
+        for name, fn in methods.items():
             service.register_later(PREFIX + name, checked(name, fn), roles=ROLES)
         for name, kind in REQUESTS.items():
             make = partial(self._make_request, kind)
@@ -253,18 +262,6 @@ class DataDispatcher:
             pass  # the dispatcher has stopped, so no caller waits for this commit
 
     # -- events and effects ------------------------------------------------------------------------
-
-    def _methods(self) -> dict[str, Callable[..., None]]:
-        return {
-            "register": self._register,
-            "metadata": self._metadata,
-            "config": self._config,
-            "definition": self._definition,
-            "open": self._open,
-            "watch": self._watch,
-            "work": self._work,
-            "compression": self._compression,
-        }
 
     def admit(self, address: str) -> None:
         """Raise an OpError if the list of the workers that may register has no room for this
@@ -488,7 +485,8 @@ class DataDispatcher:
         grain = self._grain_of(fingerprint) if terms.portioned else None
         state = None if saved is None else ev.SavedRequest(*saved)
         unnamed = f"anonymous_job_{self.machine.state.next_job}_{secrets.token_hex(4)}"
-        opening = (
+        event = ev.OpenRequest(
+            call,
             request,
             job_name,
             repetition,
@@ -501,7 +499,7 @@ class DataDispatcher:
             reader,
             again,
         )
-        self._handle_request(call, ev.OpenRequest(call, *opening))
+        self._handle_request(call, event)
 
     def _sources_of(self, fingerprint: str) -> tuple[int, ...]:
         found = self._sources.get(fingerprint)
@@ -521,35 +519,6 @@ class DataDispatcher:
                 deserialize(self._datasets.get(fingerprint))
             )
         return found
-
-    def _watch(
-        self,
-        call: PendingCall,
-        state: Number,
-        client: Number,
-        version: Number,
-        target_s: Seconds = 0.0,
-        stopped: Number = -1,
-        lost: dict[Number, Number] | None = None,
-    ) -> None:
-        self._handle_request(
-            call, ev.WatchRequest(call, state, client, version, stopped, lost or {}, target_s)
-        )
-
-    def _work(
-        self,
-        call: PendingCall,
-        state: Number,
-        incarnation: Number,
-        has: dict[Number, str],
-        done: tuple[Number, ...],
-        figures: dict[Number, TaskReport],
-    ) -> None:
-        self._handle_request(call, ev.WorkRequest(call, state, incarnation, has, done, figures))
-
-    def _compression(self, call: PendingCall, id: str, off: bool) -> None:
-        self._dataset(id)
-        self._handle_request(call, ev.CompressionRequest(call, id, off))
 
     def _close(self) -> None:
         self._writer.shutdown(wait=False)

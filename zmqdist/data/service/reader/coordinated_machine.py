@@ -30,10 +30,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from math import inf
 from operator import attrgetter
 from typing import Any, Final
+
+import msgspec
 
 from zmqdist.data.service.reader.delivery import (
     BATCH_BYTES,
@@ -60,8 +61,7 @@ ROUNDS_MAX: Final = 64
 """The largest number of rounds in one reply, and of elements that wait for the consumer."""
 
 
-@dataclass(eq=False)
-class RoundsSource:
+class RoundsSource(msgspec.Struct, eq=False):
     """What a consumer knows of one task of a coordinated read.
 
     Attributes:
@@ -85,7 +85,7 @@ class RoundsSource:
     start: int
     next: int
     end: float = inf
-    received: deque[tuple[int, Any]] = field(default_factory=deque)
+    received: deque[tuple[int, Any]] = msgspec.field(default_factory=deque)
     common: int = -1
     location: str = ""
     address: str = ""

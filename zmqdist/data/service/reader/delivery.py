@@ -10,8 +10,9 @@ one thread only. At the time `deadline` it passes the event `Ticked`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+import msgspec
 
 from zmqdist.errors import OpError
 from zmqdist.events import Ticked
@@ -28,8 +29,7 @@ BATCH_BYTES: Final = 17 << 20
 """The largest number of elements, and of bytes, that a reader requests in one reply."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True):
     """One request of a reader to a task.
 
     Attributes:

@@ -31,10 +31,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from math import inf
 from operator import length_hint
 from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgspec
 
 from zmqdist.data.service.dispatcher.machine import runs as sets
 from zmqdist.data.service.reader.delivery import (
@@ -92,8 +93,7 @@ class Consumed(NamedTuple):
     open: Sequence[tuple[int, int]] = ()
 
 
-@dataclass(eq=False, slots=True)
-class PortionBatch:
+class PortionBatch(msgspec.Struct, eq=False):
     """The elements of one reply. The consumer unpacks `value` into `elements` once, in its own
     thread.
 
@@ -105,8 +105,7 @@ class PortionBatch:
     elements: Sequence[Any] = ()
 
 
-@dataclass(eq=False, slots=True)
-class PortionPiece:
+class PortionPiece(msgspec.Struct, eq=False):
     """An item of the consumer's queue: consecutive elements of one portion, or one error in place
     of an element.
 

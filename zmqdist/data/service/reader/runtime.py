@@ -39,7 +39,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import Any, Final
@@ -163,8 +162,7 @@ class SavedReader(msgspec.Struct, frozen=True):
         return msgspec.structs.astuple(self)[1:]
 
 
-@dataclass(frozen=True)
-class ReadRequest:
+class ReadRequest(msgspec.Struct, frozen=True):
     """The arguments of a reader: which data it reads, and how."""
 
     dispatcher: str
@@ -192,14 +190,13 @@ class ReadRequest:
         return Consumed() if self.saved is None else Consumed(self.saved.done, self.saved.open)
 
 
-@dataclass(eq=False)
-class TaskLink:
+class TaskLink(msgspec.Struct, eq=False):
     """The connection to one task, in one incarnation of its worker."""
 
     location: str
     incarnation: int
     client: LocalTask | RemoteTask
-    replies: deque[list[Any]] = field(default_factory=deque)
+    replies: deque[list[Any]] = msgspec.field(default_factory=deque)
     """A list for each request in flight, in the order of the requests. A list is empty until the
     reply to its request has arrived. The lists are needed because replies may arrive out of order
     from two threads, but the machine needs the replies of one task in order."""

@@ -9,9 +9,10 @@ unpacks `value` into elements. The loop thread does not call it, because unpacki
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from zmqdist.data.service import batch_compression
 from zmqdist.data.service.elements import unpack
@@ -37,7 +38,7 @@ class RemoteTask:
         self._compression = compression or ""
 
     def ask(self, wanted: Wanted, then: Then) -> None:
-        args = (self._state, self._task, astuple(wanted), self._compression)
+        args = (self._state, self._task, msgspec.structs.astuple(wanted), self._compression)
         try:
             call = internal_client.start(self._client, ELEMENTS, *args, waits_for_server=False)
         except OpError as error:  # the client is closed, so report a failed request

@@ -24,10 +24,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
 from typing import Final
+
+import msgspec
 
 from zmqdist.data.service.reader.delivery import (
     BATCH_BYTES,
@@ -56,8 +57,7 @@ iteration may fail, and a longer pause would delay its first elements.
 """
 
 
-@dataclass(eq=False)
-class TaskSource:
+class TaskSource(msgspec.Struct, eq=False):
     """What a reader knows of one task in one incarnation of its worker.
 
     Attributes:

@@ -38,9 +38,10 @@ Promises
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
+
+import msgspec
 
 from zmqdist.errors import (
     CancelledError,
@@ -88,8 +89,7 @@ STREAM_TRANSITIONS: Final[Mapping[StreamState, frozenset[StreamState]]] = {
 }
 
 
-@dataclass(frozen=True)
-class PositionRun:
+class PositionRun(msgspec.Struct, frozen=True):
     """The positions that a stream got in one reply: `count` positions from `start` on. The first of
     them has the local index `local`."""
 
@@ -98,8 +98,7 @@ class PositionRun:
     count: int
 
 
-@dataclass
-class StreamAssignment:
+class StreamAssignment(msgspec.Struct):
     """One stream. `owner` is the address of its worker. `runs` maps (source, repetition) to the
     runs of positions that the stream got, in order.
     """
@@ -107,7 +106,7 @@ class StreamAssignment:
     index: int
     owner: str
     state: StreamState = StreamState.ASSIGNED
-    runs: dict[tuple[int, int], list[PositionRun]] = field(default_factory=dict)
+    runs: dict[tuple[int, int], list[PositionRun]] = {}
 
     def enter(self, state: StreamState) -> None:
         """Change the state, if it is another one."""
@@ -118,16 +117,14 @@ class StreamAssignment:
 # -- records: changes that are written into the folder ---------------------------------------------
 
 
-@dataclass(frozen=True)
-class OwnerChanged:
+class OwnerChanged(msgspec.Struct, frozen=True):
     """A worker has got a stream. A new stream begins with this record."""
 
     stream: int
     worker: str
 
 
-@dataclass(frozen=True)
-class PositionsGiven:
+class PositionsGiven(msgspec.Struct, frozen=True):
     """A stream has got a run of positions."""
 
     stream: int
@@ -136,21 +133,18 @@ class PositionsGiven:
     run: PositionRun
 
 
-@dataclass(frozen=True)
-class StreamCompleted:
+class StreamCompleted(msgspec.Struct, frozen=True):
     """A stream has ended. Its writer had written DONE into the stream's folder before it reported
     the end to the dispatcher."""
 
     stream: int
 
 
-@dataclass(frozen=True)
-class SnapshotCompleted:
+class SnapshotCompleted(msgspec.Struct, frozen=True):
     """All streams are complete."""
 
 
-@dataclass(frozen=True)
-class SnapshotFailed:
+class SnapshotFailed(msgspec.Struct, frozen=True):
     """The snapshot has failed, or a user has cancelled it."""
 
     error: OpError

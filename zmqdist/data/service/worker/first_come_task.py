@@ -64,7 +64,7 @@ class FirstComeRunner(BufferRunner[FirstComeBuffer]):
 
     def figures(self) -> tuple[Any, ...]:
         """Return the task's figures: the fields of a TaskReport
-        (dispatcher/machine/status_rows.py). The sizes are estimates, computed from the size of one
+        (dispatcher/machine/events.py). The sizes are estimates, computed from the size of one
         recent element.
         """
         machine = self._machine

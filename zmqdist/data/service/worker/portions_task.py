@@ -65,7 +65,7 @@ class PortionsRunner(Runner):
 
     def figures(self) -> tuple[Any, ...]:
         """Return the task's figures: the fields of a TaskReport
-        (dispatcher/machine/status_rows.py). The time for an element is reported as unknown.
+        (dispatcher/machine/events.py). The time for an element is reported as unknown.
         """
         lanes = [lane.figures() for lane in list(self._lanes.values())]
         return (*map(sum, zip((0, 0, 0, 0), *lanes, strict=True)), 0.0)

@@ -30,16 +30,16 @@ requests a round has received all earlier rounds.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from zmqdist.data.service.reader.delivery import FAILED, SKIP, SOME, Wanted
 from zmqdist.data.service.worker.task_replies import TaskReply
 from zmqdist.errors import AbortedError, CancelledError, FailedPreconditionError, OpError
 
 
-@dataclass(slots=True)
-class _Served:
+class _Served(msgspec.Struct):
     """The last reply to a consumer. `elements` is None for a skip."""
 
     reader: int

@@ -63,7 +63,7 @@ class RoundsRunner(PipelineRunner):
 
     def figures(self) -> tuple[Any, ...]:
         """Return the task's figures: the fields of a TaskReport
-        (dispatcher/machine/status_rows.py). The sizes are estimates from the last group. The time
+        (dispatcher/machine/events.py). The sizes are estimates from the last group. The time
         for an element is reported as unknown.
         """
         with self._lock:

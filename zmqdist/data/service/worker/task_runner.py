@@ -50,7 +50,7 @@ class Runner(ABC):
 
     def figures(self) -> tuple[Any, ...] | None:
         """Return the task's figures: the fields of a TaskReport
-        (dispatcher/machine/status_rows.py). Return None for a task without figures."""
+        (dispatcher/machine/events.py). Return None for a task without figures."""
         return None
 
 

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, MutableSequence, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from zmqdist.data.service.dispatcher.machine.records import DYNAMIC, Terms
 from zmqdist.transitions import enter
@@ -94,8 +95,7 @@ class WorkerTask:
         return f"dataset {self.dataset} (job {self.job!r}, task {self.id} of worker {worker})"
 
 
-@dataclass(frozen=True, slots=True)
-class RequestWork:
+class RequestWork(msgspec.Struct, frozen=True):
     """Send a request for work to the dispatcher.
 
     Attributes:
@@ -110,27 +110,23 @@ class RequestWork:
     done: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestWorkLater:
+class RequestWorkLater(msgspec.Struct, frozen=True):
     """Call `ask` a little later, if the dispatcher is then connected."""
 
 
-@dataclass(frozen=True, slots=True)
-class BeginTask:
+class BeginTask(msgspec.Struct, frozen=True):
     """Serve a task from now on."""
 
     task: WorkerTask
 
 
-@dataclass(frozen=True, slots=True)
-class DropTask:
+class DropTask(msgspec.Struct, frozen=True):
     """End a task, because the dispatcher has dropped it."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class GiveBackPositions:
+class GiveBackPositions(msgspec.Struct, frozen=True):
     """Have a task give back the positions that it has not begun. When readers have taken its last
     element, the runtime calls `finished`. If the task has no readers, the runtime calls `finished`
     at once.

@@ -11,7 +11,6 @@ from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.machine import DataDispatcherMachine
 from zmqdist.data.service.dispatcher.machine.state import DurableState, decode_state
-from zmqdist.data.service.dispatcher.machine.status_rows import TaskReport
 from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.errors import (
     ALREADY_EXISTS,
@@ -515,7 +514,7 @@ def test_nothing_is_left_of_a_thousand_iterations_that_no_reader_can_join(
         tasks = dict.fromkeys(live.tasks_of[1], "a:1")
         driven(
             ev.WorkRequest(
-                "w", STATE, 11, tasks, (), {task: TaskReport(1, 1, 1, 1, 0.1) for task in tasks}
+                "w", STATE, 11, tasks, (), {task: ev.TaskReport(1, 1, 1, 1, 0.1) for task in tasks}
             )
         )
         driven(ev.WatchRequest("news", STATE, client, 0, target_s=0.1))

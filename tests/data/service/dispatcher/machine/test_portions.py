@@ -3,7 +3,6 @@ random histories."""
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable
 from itertools import pairwise
@@ -487,7 +486,7 @@ def test_e5_without_a_state_a_reader_joins_a_pass_beside_the_earlier_one() -> No
 def test_e5_a_state_of_another_dispatcher_may_be_loaded_again(left: str) -> None:
     world = World(positions=6)
     incarnation = world.worker(1)
-    saved = dataclasses.replace(
+    saved = msgspec.structs.replace(
         world.saved(world.open(reader=8), [(0, 2)], [(2, 1), (5, 2)]), state=NUMBER + 1
     )
     old = world.open(saved, reader=7)

@@ -8,10 +8,11 @@ reply follows `->`.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from zmqdist.data.service.dispatcher.machine.records import Number, Terms
+import msgspec
+
+from zmqdist.data.service.dispatcher.machine.records import Number, Seconds, Terms
 from zmqdist.events import Ticked
 
 Token: TypeAlias = Hashable
@@ -22,8 +23,7 @@ the effect that replies to the request."""
 # -- events without a reply ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerJoined:
+class WorkerJoined(msgspec.Struct, frozen=True):
     """A worker has registered, for the first time or again.
 
     Attributes:
@@ -41,8 +41,7 @@ class WorkerJoined:
     named: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerGone:
+class WorkerGone(msgspec.Struct, frozen=True):
     """The connection or the process of a worker has ended. `left` tells whether the worker has
     stopped in good order and will not come back.
     """
@@ -51,20 +50,17 @@ class WorkerGone:
     left: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CallerGone:
+class CallerGone(msgspec.Struct, frozen=True):
     """The caller of a request no longer waits for the reply."""
 
     token: Token
 
 
-@dataclass(frozen=True, slots=True)
-class JournalCommitted:
+class JournalCommitted(msgspec.Struct, frozen=True):
     """The records of the last CommitJournal are durable."""
 
 
-@dataclass(frozen=True, slots=True)
-class JournalFailed:
+class JournalFailed(msgspec.Struct, frozen=True):
     """None of the records of the last CommitJournal is durable. The runtime then calls
     `DataDispatcherMachine.restore` with the journal's content.
     """
@@ -76,12 +72,23 @@ class JournalFailed:
 # -- requests of clients ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterRequest:
+class CallerRequest(msgspec.Struct, frozen=True):
+    """Base class of all requests."""
+
+    token: Token
+
+
+class ClientRequest(CallerRequest, frozen=True):
+    """Base class of the requests of one client, for the durable state with the number `state`."""
+
+    state: Number
+    client: Number
+
+
+class RegisterRequest(CallerRequest, frozen=True):
     """Register a dataset. -> (id, whether another pipeline has this id already and keeps it because
     `on_conflict` is "keep")."""
 
-    token: Token
     request: int
     id: str | None
     fingerprint: str
@@ -89,8 +96,7 @@ class RegisterRequest:
     on_conflict: str = "keep"
 
 
-@dataclass(frozen=True, slots=True)
-class SavedRequest:
+class SavedRequest(msgspec.Struct, frozen=True):
     """The saved position of a reader of portions. A client sends it in an OpenRequest, to continue
     from this position.
 
@@ -113,8 +119,7 @@ class SavedRequest:
     open: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OpenRequest:
+class OpenRequest(CallerRequest, frozen=True):
     """Begin to read one repetition of a dataset. The machine has the client join the existing
     iteration, or creates the job, the iteration and its tasks.
 
@@ -134,7 +139,6 @@ class OpenRequest:
         in this pass.
     """
 
-    token: Token
     request: int
     job_name: str | None
     repetition: int
@@ -149,8 +153,7 @@ class OpenRequest:
     again: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WatchRequest:
+class WatchRequest(ClientRequest, frozen=True):
     """Wait for news of an iteration's tasks. The machine replies at once if there is news since
     `version`, and otherwise at the next change or after `watch_s` seconds (clients.py).
 
@@ -169,53 +172,62 @@ class WatchRequest:
         the consumer has not received from it.
     """
 
-    token: Token
-    state: int
-    client: int
-    version: int
-    stopped: int = -1
-    lost: dict[int, int] = field(default_factory=dict)
-    target_s: float = 0.0
+    version: Number
+    target_s: Seconds = 0.0
     """The seconds that the reader's program needs for an element; 0 if unknown."""
+    stopped: Number = -1
+    lost: dict[Number, Number] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseRequest:
+class ReleaseRequest(ClientRequest, frozen=True):
     """Release a client whose reader was closed. -> None."""
 
-    token: Token
-    state: Number
-    client: Number
 
-
-@dataclass(frozen=True, slots=True)
-class AcknowledgeRequest:
+class AcknowledgeRequest(ClientRequest, frozen=True):
     """Report which elements a client's consumer has finished. `marks` has, for each portion,
     (number of the portion, number of finished elements, whether the portion is done). -> None.
     """
 
-    token: Token
-    state: Number
-    client: Number
     marks: tuple[tuple[Number, Number, bool], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MissedRequest:
+class MissedRequest(ClientRequest, frozen=True):
     """Report that a worker's reply to a client was lost, so that the elements in the reply must be
     computed again. -> None."""
 
-    token: Token
-    state: Number
-    client: Number
     incarnation: Number
 
 
 # -- requests of workers ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class WorkRequest:
+class TaskRequest(CallerRequest, frozen=True):
+    """Base class of the requests of one task, for the durable state with the number `state`.
+    `incarnation` is that of the task's worker."""
+
+    state: Number
+    task: Number
+    incarnation: Number
+
+
+class TaskReport(NamedTuple):
+    """The figures of one task since it began.
+
+    Attributes:
+      elements, nbytes: the number of elements that readers have taken, and the sum of their bytes.
+      buffered, room: the number of elements that wait for readers, and the largest number that may
+        wait.
+      element_s: seconds of work for one element; 0 if unknown.
+    """
+
+    elements: int = 0
+    nbytes: int = 0
+    buffered: int = 0
+    room: int = 0
+    element_s: float = 0.0
+
+
+class WorkRequest(CallerRequest, frozen=True):
     """Wait for a change of a worker's tasks. The machine replies at once if the worker lacks a task
     or has to drop one.
 
@@ -227,17 +239,14 @@ class WorkRequest:
       done: the tasks that have ended.
     """
 
-    token: Token
-    state: int
-    incarnation: int
-    has: dict[int, str]
-    done: tuple[int, ...]
-    figures: dict[int, Any] = field(default_factory=dict)
-    """Maps a task to its TaskReport (status_rows.py)."""
+    state: Number
+    incarnation: Number
+    has: dict[Number, str]
+    done: tuple[Number, ...]
+    figures: dict[Number, TaskReport] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class SplitsRequest:
+class SplitsRequest(TaskRequest, frozen=True):
     """Get up to `count` positions of a source. -> (start, length). A length of 0 means that this
     repetition has no positions left.
 
@@ -245,18 +254,13 @@ class SplitsRequest:
     reply.
     """
 
-    token: Token
-    state: Number
-    task: Number
-    incarnation: Number
     source: Number
     request: Number
     repetition: Number
     count: Number
 
 
-@dataclass(frozen=True, slots=True)
-class PortionsRequest:
+class PortionsRequest(TaskRequest, frozen=True):
     """Get up to `count` portions to compute for a client. The machine replies when it has a portion
     for the client.
 
@@ -265,17 +269,12 @@ class PortionsRequest:
     replaced this request.
     """
 
-    token: Token
-    state: Number
-    task: Number
-    incarnation: Number
     client: Number
     request: Number
     count: Number
 
 
-@dataclass(frozen=True, slots=True)
-class CrashReport:
+class CrashReport(TaskRequest, frozen=True):
     """Report that the process in which a worker ran a task has died, and that the elements in the
     process are lost. The worker starts the next process after the reply. -> None.
 
@@ -283,52 +282,37 @@ class CrashReport:
     no portion is charged with the death.
     """
 
-    token: Token
-    state: Number
-    task: Number
-    incarnation: Number
     how: str
 
 
-@dataclass(frozen=True, slots=True)
-class HandBackRequest:
+class HandBackRequest(TaskRequest, frozen=True):
     """Hand back positions that a leaving worker has not used. -> None."""
 
-    token: Token
-    state: Number
-    task: Number
-    incarnation: Number
     source: Number
     request: Number
     repetition: Number
     runs: tuple[tuple[Number, Number], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LeaveRequest:
+class LeaveRequest(CallerRequest, frozen=True):
     """Announce that a worker finishes its tasks and then leaves for good. The machine gives it no
     further tasks. -> None."""
 
-    token: Token
     incarnation: Number
 
 
-@dataclass(frozen=True, slots=True)
-class CompressionRequest:
+class CompressionRequest(CallerRequest, frozen=True):
     """Ask whether compression "AUTO" is off for a dataset. The field `off` of the first request for
     a dataset decides for all later requests. -> whether "AUTO" is off.
     """
 
-    token: Token
     dataset: str
     off: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NoteSnapshotRequest:
+class NoteSnapshotRequest(CallerRequest, frozen=True):
     """Record in the journal that a folder holds a distributed snapshot. -> None."""
 
-    token: Token
     path: str
 
 
@@ -356,8 +340,7 @@ Event: TypeAlias = (
 # -- effects ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyToRequest:
+class ReplyToRequest(msgspec.Struct, frozen=True):
     """Reply to a request. `news` is True for the reply to a WatchRequest or WorkRequest. If the
     journal fails before such a reply is sent, the caller has to send its request again.
     """
@@ -367,15 +350,13 @@ class ReplyToRequest:
     news: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FailRequest:
+class FailRequest(msgspec.Struct, frozen=True):
     token: Token
     code: int
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class CommitJournal:
+class CommitJournal(msgspec.Struct, frozen=True):
     """Write these records to the journal, and then pass the machine JournalCommitted or
     JournalFailed. Until then the machine returns no other CommitJournal.
     """
@@ -383,8 +364,7 @@ class CommitJournal:
     records: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Reload:
+class Reload(msgspec.Struct, frozen=True):
     """Read the journal, and call `DataDispatcherMachine.restore` with its content."""
 
 

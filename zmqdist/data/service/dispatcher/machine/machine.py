@@ -218,6 +218,8 @@ class DataDispatcherMachine:
             case ev.LeaveRequest():
                 self._workers.leave(question)
             case ev.CompressionRequest(token, dataset, off):
+                if dataset not in self._tables.state.datasets:
+                    raise Refusal(errors.NOT_FOUND, not_registered(dataset))
                 if dataset not in self._tables.state.compression_off:
                     self._tables.change(r.DecideCompression(dataset, off))
                 self._tables.reply(token, self._tables.state.compression_off[dataset])

@@ -3,33 +3,17 @@ of the machine depends on them."""
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.autoscale import AutoScalers
+from zmqdist.data.service.dispatcher.machine.events import TaskReport
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables
 
 SHORTEST_S: Final = 1e-9
 """Seconds. A shorter reported time for an element counts as unknown, because no task or reader is
 that fast."""
-
-
-class TaskReport(NamedTuple):
-    """The figures of one task since it began.
-
-    Attributes:
-      elements, nbytes: the number of elements that readers have taken, and the sum of their bytes.
-      buffered, room: the number of elements that wait for readers, and the largest number that may
-        wait.
-      element_s: seconds of work for one element; 0 if unknown.
-    """
-
-    elements: int = 0
-    nbytes: int = 0
-    buffered: int = 0
-    room: int = 0
-    element_s: float = 0.0
 
 
 class Figures:

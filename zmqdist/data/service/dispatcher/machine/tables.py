@@ -4,9 +4,10 @@ indexes into the state, and effects."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
+
+import msgspec
 
 from zmqdist import errors
 from zmqdist.data.service.dispatcher.machine import events as ev
@@ -20,8 +21,7 @@ RETURN_S: Final = 10.0
 without a dispatcher tries to connect at least once a second."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """The settings from the dispatcher's config that the machine needs. Times are in seconds; `inf`
     means never."""
 

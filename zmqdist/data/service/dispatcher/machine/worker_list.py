@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from zmqdist.errors import FailedPreconditionError, NotFoundError
 
@@ -41,8 +42,7 @@ def host_and_port(address: str) -> tuple[str, str]:
     return host, "" if port.startswith("%") else port
 
 
-@dataclass(slots=True)
-class _Place:
+class _Place(msgspec.Struct):
     host: str
     port: str
     """The port of the entry. The empty string fits any port."""
