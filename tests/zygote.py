@@ -34,7 +34,7 @@ PRELOADED = [
     "zmqdist.servers.worker_server",
     "zmqdist.scheduling.worker.slot_main",
     "zmqdist.data.service.worker.task_main",
-    "zmqdist.data.service.snapshots.stream_process",
+    "zmqdist.data.service.snapshots.stream",
     "zmqdist.data.service",
 ]
 

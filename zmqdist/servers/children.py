@@ -11,7 +11,7 @@ SLOT = "zmqdist.scheduling.worker.slot_main"
 TASK = "zmqdist.data.service.worker.task_main"
 """The module that runs a data task of the data service."""
 
-STREAM = "zmqdist.data.service.snapshots.stream_process"
+STREAM = "zmqdist.data.service.snapshots.stream"
 """The module that writes one stream of a distributed snapshot."""
 
 MODULES = (SLOT, TASK, STREAM)

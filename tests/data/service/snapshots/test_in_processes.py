@@ -132,7 +132,7 @@ def test_a_pipeline_that_exits_fails_its_snapshot(tmp_path: Path) -> None:
 def test_a_cancelled_save_ends_its_process_whatever_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zmqdist.data.service.snapshots.stream_process.END_S", 0.1)
+    monkeypatch.setattr("zmqdist.data.service.snapshots.stream.END_S", 0.1)
     pids = tmp_path / "pids"
     pids.mkdir()
 

@@ -41,6 +41,7 @@ from zmqdist.data.service.reader.delivery import (
     SOME,
     BatchTaken,
     Deliver,
+    Delivery,
     Effect,
     Event,
     News,
@@ -99,7 +100,7 @@ class RoundsSource(msgspec.Struct, eq=False):
     error: OpError | None = None
 
 
-class CoordinatedDelivery:
+class CoordinatedDelivery(Delivery):
     """The delivery machine of one consumer of a coordinated read. The docstring of the module says
     how it decides."""
 

@@ -183,7 +183,7 @@ Effect: TypeAlias = RequestElements | Deliver | NotifyDispatcher | RequestNews |
 
 
 class Delivery(Protocol):
-    """The protocol of a delivery machine, which decides which requests go to which task, and which
+    """Base class of the delivery machines. A delivery machine decides which requests go to which task, and which
     elements the consumer gets.
 
     Attributes:
@@ -202,6 +202,7 @@ class Delivery(Protocol):
     def watch_args(self) -> tuple[Any, ...]:
         """Return the machine's part of the arguments for the `watch` request that the runtime is
         about to send."""
+        return ()
 
     def describe_wait(self) -> str:
         """Return a text for the log that names the workers for which the consumer waits. Called in

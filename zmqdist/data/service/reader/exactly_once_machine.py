@@ -41,22 +41,20 @@ from zmqdist.data.service.dispatcher.machine import runs as sets
 from zmqdist.data.service.reader.delivery import (
     END,
     SOME,
-    BatchTaken,
-    ConsumerBegan,
     ConsumerBusy,
     ConsumerStarved,
     Deliver,
     DispatcherReplied,
     Effect,
     Event,
-    News,
     NotifyDispatcher,
     ReadingEnded,
     TaskReplied,
 )
-from zmqdist.data.service.reader.window_machine import TaskSource, TaskWindow
+from zmqdist.data.service.reader.window_machine import TaskSource, TaskWindow, WindowDelivery
 from zmqdist.data.service.retry import RETRIABLE, TRANSIENT
 from zmqdist.errors import OpError, from_code
+from zmqdist.events import Ticked
 
 ACKNOWLEDGE: Final = "zmqdist.data.acknowledge"
 MISSED: Final = "zmqdist.data.missed"
@@ -225,7 +223,7 @@ class Consumption:
         return piece.number, piece.first + count - left, piece.done and not left
 
 
-class ExactlyOnceDelivery:
+class ExactlyOnceDelivery(WindowDelivery):
     """The delivery machine of a reader of portions. The docstring of the module says how it
     decides."""
 
@@ -247,12 +245,11 @@ class ExactlyOnceDelivery:
           first: with `ordered`, the number of the first portion that this reader delivers.
           saved: from a saved state, the elements that the consumer has received before.
         """
-        self._window = window
+        super().__init__(window)
         self._consumption = consumption
         self._lanes = lanes
         self._ordered = ordered
         self._next = first
-        self._begun = self._finished = self._over = False
         self._arrived: dict[int, int] = dict(saved.open)
         """Maps each portion that has arrived in part to the offset of its next element. `_whole`
         has the steps of portions that have arrived completely."""
@@ -273,12 +270,9 @@ class ExactlyOnceDelivery:
         return min(self._window.deadline, self._acknowledge_at, *self._missed.values(), inf)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        window = self._window
         match event:
             case TaskReplied():
                 return self._answered(event, now) + self._next_requests()
-            case BatchTaken():
-                window.held -= 1
             case ConsumerStarved():
                 return self._acknowledge(now) + self._next_requests()
             case ConsumerBusy():
@@ -290,21 +284,12 @@ class ExactlyOnceDelivery:
                 if code in TRANSIENT:
                     self._missed[payload] = now + AGAIN_S
                 return []
-            case News():
-                window.note(event)
-                self._finished = event.finished
-            case ConsumerBegan():
-                self._begun = True
-            case _:
-                window.resume(now)
+            case Ticked():
+                self._note(event, now)
                 return self._due(now) + self._next_requests()
-        return self._next_requests()
-
-    def watch_args(self) -> tuple[Any, ...]:
-        return ()
-
-    def describe_wait(self) -> str:
-        return self._window.describe_wait()
+            case _:
+                self._note(event, now)
+                return self._next_requests()
 
     # -- requests ----------------------------------------------------------------------------------
 

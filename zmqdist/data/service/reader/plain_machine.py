@@ -12,53 +12,32 @@ Promises
 
 from __future__ import annotations
 
-from typing import Any
-
 from zmqdist.data.service.reader.delivery import (
     END,
     SOME,
-    BatchTaken,
-    ConsumerBegan,
     Deliver,
     Effect,
     Event,
-    News,
     ReadingEnded,
     TaskReplied,
 )
-from zmqdist.data.service.reader.window_machine import TaskWindow
+from zmqdist.data.service.reader.window_machine import TaskWindow, WindowDelivery
 from zmqdist.data.service.retry import RETRIABLE
 from zmqdist.errors import OpError, from_code
 
 
-class PlainDelivery:
+class PlainDelivery(WindowDelivery):
     """The delivery machine for plain reading. The docstring of the module gives the promises."""
 
     def __init__(self, reader: int, trainer: str, outstanding_max: int) -> None:
         """Start without tasks. TaskWindow explains the arguments."""
-        self._window = TaskWindow(reader, trainer, outstanding_max)
-        self._begun = self._finished = self._over = False
-
-    @property
-    def deadline(self) -> float:
-        return self._window.deadline
+        super().__init__(TaskWindow(reader, trainer, outstanding_max))
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        window = self._window
-        effects: list[Effect] = []
-        match event:
-            case TaskReplied():
-                effects += self._answered(event, now)
-            case BatchTaken():
-                window.held -= 1
-            case News():
-                window.note(event)
-                self._finished = event.finished
-            case ConsumerBegan():
-                self._begun = True
-            case _:
-                window.resume(now)
-        return effects + self._next_effects()
+        if isinstance(event, TaskReplied):
+            return self._answered(event, now) + self._next_effects()
+        self._note(event, now)
+        return self._next_effects()
 
     def _answered(self, event: TaskReplied, now: float) -> list[Effect]:
         source, error = event.source, event.error
@@ -84,12 +63,6 @@ class PlainDelivery:
             self._over = True
             effects.append(ReadingEnded(None))
         return effects
-
-    def watch_args(self) -> tuple[Any, ...]:
-        return ()
-
-    def describe_wait(self) -> str:
-        return self._window.describe_wait()
 
 
 def _from_worker(address: str, error: OpError) -> OpError:

@@ -33,6 +33,10 @@ import msgspec
 from zmqdist.data.service.reader.delivery import (
     BATCH_BYTES,
     ELEMENTS_MAX,
+    BatchTaken,
+    ConsumerBegan,
+    Delivery,
+    Event,
     News,
     RequestElements,
     Wanted,
@@ -227,3 +231,31 @@ class TaskWindow:
         elements."""
         names = sorted(each.address for each in list(self.sources.values()) if not each.ended)
         return f"nothing has come from {', '.join(names) or 'a worker'}"
+
+
+class WindowDelivery(Delivery):
+    """Base class of the delivery machines that read from a TaskWindow."""
+
+    def __init__(self, window: TaskWindow) -> None:
+        self._window = window
+        self._begun = self._finished = self._over = False
+
+    @property
+    def deadline(self) -> float:
+        return self._window.deadline
+
+    def describe_wait(self) -> str:
+        return self._window.describe_wait()
+
+    def _note(self, event: Event, now: float) -> None:
+        """Record an event that is no reply."""
+        match event:
+            case BatchTaken():
+                self._window.held -= 1
+            case News():
+                self._window.note(event)
+                self._finished = event.finished
+            case ConsumerBegan():
+                self._begun = True
+            case _:
+                self._window.resume(now)

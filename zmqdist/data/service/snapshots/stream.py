@@ -1,35 +1,70 @@
-"""A stream of a snapshot in a thread of the worker. The thread writes chunks, and sends the
-stream's requests to the dispatcher."""
+"""A stream of a snapshot at the worker, in a thread (SnapshotStream) or in a process of its own
+(StreamProcess), so that a crash of the pipeline stops only its own stream. The thread writes
+chunks, and sends the stream's requests to the dispatcher.
+
+The worker's zygote forks the process. The process sends its requests to the dispatcher directly,
+and reports its progress and its end to the worker over a pipe. The worker stops the stream by
+sending LEAVE on that pipe, or by closing its end of the pipe.
+
+When the process crashes, another process continues from the last commit, and need not know how the
+earlier process ended (writer.py). After CRASHES_MAX crashes without a commit in between, the
+snapshot fails with an error that says how the process died.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, Final
 
-from zmqdist.data.service.snapshots.writer import StreamWriter
+import msgspec
+
+from zmqdist.data.service.snapshots.writer import SnapshotTaskProgress, StreamWriter
 from zmqdist.data.service.split_requests import call_until_answered
+from zmqdist.data.service.task_errors import describe_exit
+from zmqdist.errors import UNKNOWN
+from zmqdist.process.bound_children import SpawnChild
+from zmqdist.process.pipe import BYTES, BlockingPipe, LoopPipe, Parts
+from zmqdist.process.zygote import SILENT
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.handler_errors import code_and_message
+from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.loop import Loop
 
 log = logging.getLogger("zmqdist.data.snapshots")
 
+CRASHES_MAX: Final = 3
 
-class SnapshotTaskProgress(NamedTuple):
-    """The progress of a stream that this worker writes or has written. `chunks` and `elements`
-    count only committed chunks and elements."""
+END_S: Final = 5.0
+"""Seconds that a stopped stream may take to clean up before the worker kills its process."""
 
-    snapshot_task_base_path: str
-    snapshot_task_stream_index: int
-    completed: bool
-    chunks: int
-    elements: int
+REPORT_S: Final = 0.5
+"""Seconds between two reports of the process's progress to the worker."""
+
+LEAVE: Final = b"leave"
+
+
+class StreamTerms(msgspec.Struct, array_like=True):
+    """Which stream a worker writes, and how. The worker's first message to the process of the
+    stream."""
+
+    dispatcher: str
+    incarnation: int
+    path: str
+    index: int
+    timeout_s: float
+    chunk_bytes_max: int
 
 
 class SnapshotStream:
     """Writes one stream in a thread of its own.
+
+    Attributes:
+      thread: the thread, which the caller starts.
 
     Args:
       ended: `ended(stream)` is called in the thread when this worker has nothing more to do for the
@@ -39,39 +74,22 @@ class SnapshotStream:
     def __init__(
         self,
         client: ZmqClient,
-        incarnation: int,
-        path: str,
-        index: int,
-        timeout_s: float,
-        chunk_bytes_max: int,
-        ended: Any,
+        terms: StreamTerms,
+        ended: Callable[[SnapshotStream], None],
     ) -> None:
-        self.path = path
-        self.index = index
+        self.path, self.index = terms.path, terms.index
         self._client = client
-        self._incarnation = incarnation
-        self._timeout_s = timeout_s
+        self._terms = terms
         self._stopped = threading.Event()
         self._ended = ended
-        self._writer = StreamWriter(path, index, self._positions, chunk_bytes_max)
-        self._thread = threading.Thread(
-            target=self._run, name=f"zmqdist-snapshot-{index}", daemon=True
+        self._writer = StreamWriter(self.path, self.index, self._positions, terms.chunk_bytes_max)
+        self.thread = threading.Thread(
+            target=self._run, name=f"zmqdist-snapshot-{self.index}", daemon=True
         )
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def join(self) -> None:
-        """Block until the thread has ended."""
-        self._thread.join()
 
     def progress(self) -> SnapshotTaskProgress:
         """Return the number of chunks and elements that are committed so far."""
-        done = self._writer.progress
-        return SnapshotTaskProgress(
-            self.path, self.index, done.completed, done.chunks, done.elements
-        )
+        return self._writer.progress
 
     def leave(self) -> None:
         """Have the thread commit the elements so far and end, so that another worker continues the
@@ -84,25 +102,23 @@ class SnapshotStream:
         self._stopped.set()
         self._writer.cancel()
 
-    def close(self) -> None:
-        """Do the same as `stop`, because a thread cannot be ended at once."""
-        self.stop()
+    close = stop
+    """A thread cannot be ended at once."""
 
     def _positions(self, source: int, repetition: int, taken: int, count: int) -> Sequence[int]:
-        start, length = self._call("positions", self._timeout_s, source, repetition, taken, count)
+        start, length = self._call(
+            "positions", self._terms.timeout_s, source, repetition, taken, count
+        )
         return range(start, start + length)
 
     def _call(self, method: str, timeout_s: float, *args: Any) -> Any:
-        stream, what = (
-            (self._incarnation, self.path, self.index),
-            f"stream {self.index} of {self.path}",
-        )
+        stream = self._terms.incarnation, self.path, self.index
         return call_until_answered(
             self._client,
             method,
             *stream,
             *args,
-            what=what,
+            what=f"stream {self.index} of {self.path}",
             stopped=self._stopped,
             timeout_s=timeout_s,
         )
@@ -128,3 +144,127 @@ class SnapshotStream:
             except BaseException as error:
                 log.info("stream %d of %s: %s", self.index, self.path, code_and_message(error)[1])
         self._ended(self)
+
+
+class StreamProcess:
+    """The worker's side of a stream that a child process writes. It has the methods of
+    `SnapshotStream`, which the worker's loop thread calls.
+
+    Args:
+      spawn: a function that forks the child process and reports the exit code when the child ends.
+        The code is SILENT if the zygote ended the child because this worker was suspended.
+      ended: called when this worker has nothing more to do for the stream.
+      failed: `failed(stream, code, message, then)` reports an error to the dispatcher, and then
+        calls `then`.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        spawn: SpawnChild,
+        begin: StreamTerms,
+        ended: Callable[[Any], None],
+        failed: Callable[[Any, int, str, Callable[[], None]], None],
+    ) -> None:
+        self.path, self.index = begin.path, begin.index
+        self._loop = loop
+        self._spawn = spawn
+        self._begin = begin
+        self._ended = ended
+        self._failed = failed
+        self._progress = SnapshotTaskProgress(self.path, self.index)
+        self._over = self._stopped = self._leaving = self._closed = False
+        self._crashes = 0
+        self._fork()
+
+    def _fork(self) -> None:
+        self._pipe = LoopPipe(self._loop, BYTES, self._receive)
+        self._pipe.send(msgspec.msgpack.encode(self._begin))
+        if self._leaving:
+            self._pipe.send(LEAVE)
+        self._child = self._spawn([self._pipe.theirs], self._exited)
+
+    def _receive(self, message: bytes, _: Parts) -> None:
+        report = msgspec.msgpack.decode(message, type=tuple[SnapshotTaskProgress, bool])
+        if report[0].chunks > self._progress.chunks:
+            self._crashes = 0
+        self._progress, self._over = report
+
+    def _exited(self, code: int) -> None:
+        self._loop.set_timer(self, None, self._child.kill)
+        if self._closed:
+            return
+        self._pipe.drain()
+        self._pipe.close()
+        if self._over or self._stopped:
+            self._ended(self)
+            return
+        if code != SILENT:
+            self._crashes += 1
+            text = (
+                f"the process that wrote stream {self.index} of {self.path} {describe_exit(code)}\n"
+                f"Its standard error ended with:\n{self._child.tail() or '(nothing)'}"
+            )
+            log.warning("%s", text)
+            if self._crashes >= CRASHES_MAX:
+                why = f"This was crash number {self._crashes} in a row without a commit: the snapshot has failed.\n{text}"
+                self._failed(self, UNKNOWN, why, lambda: self._ended(self))
+                return
+        self._fork()
+
+    def progress(self) -> SnapshotTaskProgress:
+        """Return the numbers of committed chunks and elements in the last report of the process."""
+        return self._progress
+
+    def leave(self) -> None:
+        """Have the process commit the elements so far and end, so that another worker continues the
+        stream."""
+        self._leaving = True
+        self._pipe.send(LEAVE)
+
+    def stop(self) -> None:
+        """Have the process end without a report to the dispatcher. Kill the process if it still
+        runs after END_S."""
+        if self._stopped:
+            return
+        self._stopped = True
+        if self._pipe.end():
+            self._loop.set_timer(self, self._loop.now() + END_S, self._child.kill)
+
+    def close(self) -> None:
+        """Ignore the process from now on, and close the pipe to it. The process ends because of
+        that, or because the zygote ends."""
+        self._stopped = self._closed = True
+        self._loop.set_timer(self, None, self._child.kill)
+        self._pipe.close()
+
+
+def main(pipe_fd: int) -> None:
+    """Run the child process: write the stream to its end, or until the worker stops it. Does not
+    return."""
+    pipe = BlockingPipe(pipe_fd, BYTES)
+    first, _ = pipe.receive()
+    begin = msgspec.msgpack.decode(first, type=StreamTerms)
+    security = Credentials.from_environment().client(begin.dispatcher, "worker")
+    client = ZmqClient(begin.dispatcher, "snapshots", security=security)
+
+    def report(over: bool) -> None:
+        with contextlib.suppress(OSError):  # the pipe is broken, because the worker has ended
+            pipe.send(msgspec.msgpack.encode((stream.progress(), over)))
+
+    def ended(_: SnapshotStream) -> None:
+        report(True)
+        os._exit(0)
+
+    stream = SnapshotStream(client, begin, ended)
+    stream.thread.start()
+    with contextlib.suppress(EOFError):
+        while True:
+            if pipe.poll(REPORT_S):
+                pipe.receive()
+                stream.leave()
+            else:
+                report(False)
+    stream.stop()
+    stream.thread.join()
+    os._exit(0)

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, Final
 
 from zmqdist.data.service.retry import RETRIABLE
-from zmqdist.data.service.snapshots.stream import SnapshotStream, SnapshotTaskProgress
-from zmqdist.data.service.snapshots.stream_process import StreamProcess, StreamTerms
+from zmqdist.data.service.snapshots.stream import SnapshotStream, StreamProcess, StreamTerms
+from zmqdist.data.service.snapshots.writer import SnapshotTaskProgress
 from zmqdist.errors import OpError
 from zmqdist.process.bound_children import SpawnChild
 from zmqdist.rpc.client import ZmqClient
@@ -36,7 +36,7 @@ class SnapshotWorker:
       timeout_s: seconds for which a stream repeats requests to a dispatcher that does not reply.
 
     Attributes:
-      processes: a function that forks a process for a stream (stream_process.py). None means that
+      processes: a function that forks a process for a stream (stream.py). None means that
         streams run in threads.
     """
 
@@ -155,15 +155,15 @@ class SnapshotWorker:
             self._ask()
 
     def _begin(self, path: str, index: int) -> None:
+        terms = StreamTerms(
+            self._dispatcher,
+            self._incarnation,
+            path,
+            index,
+            self._timeout_s,
+            self._chunk_bytes_max,
+        )
         if self.processes is not None:
-            terms = StreamTerms(
-                self._dispatcher,
-                self._incarnation,
-                path,
-                index,
-                self._timeout_s,
-                self._chunk_bytes_max,
-            )
             self._writing[path] = StreamProcess(
                 self._loop, self.processes, terms, self._note_ended, self._report_failure
             )
@@ -171,16 +171,8 @@ class SnapshotWorker:
         if self._client is None:
             security = self._credentials.client(self._dispatcher, "worker")
             self._client = ZmqClient(self._dispatcher, "snapshots", security=security)
-        stream = self._writing[path] = SnapshotStream(
-            self._client,
-            self._incarnation,
-            path,
-            index,
-            self._timeout_s,
-            self._chunk_bytes_max,
-            self._ended,
-        )
-        stream.start()
+        stream = self._writing[path] = SnapshotStream(self._client, terms, self._ended)
+        stream.thread.start()
 
     def _ended(self, stream: SnapshotStream) -> None:
         """Have the loop thread call `_note_ended` for a stream that has ended. Called in the

@@ -33,8 +33,7 @@ import threading
 import uuid
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from zmqdist import clock as time
 from zmqdist.data import snapshot_layout, storage
@@ -71,17 +70,15 @@ def commit_interval_s(chunk_index: int) -> float:
     return min(30.0, 5.0 + 0.5 * chunk_index) * 60.0
 
 
-@dataclass(frozen=True)
-class StreamProgress:
-    """The progress of a stream.
+class SnapshotTaskProgress(NamedTuple):
+    """The progress of a stream that this worker writes or has written. `chunks` and `elements`
+    count only committed chunks and elements."""
 
-    Attributes:
-      chunks, elements: the numbers of committed chunks and elements.
-    """
-
-    chunks: int
-    elements: int
-    completed: bool
+    snapshot_task_base_path: str
+    snapshot_task_stream_index: int
+    completed: bool = False
+    chunks: int = 0
+    elements: int = 0
 
 
 class StreamWriter:
@@ -100,6 +97,7 @@ class StreamWriter:
     Attributes:
       failed: whether `run` has raised an error of the pipeline or of the disk, with which the
         snapshot fails.
+      progress: the numbers of committed chunks and elements, and whether the stream is complete.
     """
 
     def __init__(
@@ -127,12 +125,7 @@ class StreamWriter:
         self._chunks = 0
         self._elements = 0
         self._first = 0
-        self._committed = StreamProgress(0, 0, False)
-
-    @property
-    def progress(self) -> StreamProgress:
-        """The numbers of committed chunks and elements, and whether the stream is complete."""
-        return self._committed
+        self.progress = SnapshotTaskProgress(path, stream)
 
     def cancel(self) -> None:
         """Have `run` end at the next element. Any thread may call this. The caller must make sure
@@ -207,7 +200,7 @@ class StreamWriter:
             snapshot_layout.snapshot_done_path(self._folder),
             {"elements": self._elements},
         )
-        self._committed = StreamProgress(self._chunks, self._elements, True)
+        self._note_progress(completed=True)
         storage.remove_tree(storage.join(self._folder, "checkpoints"))
 
     # -- the beginning --
@@ -248,7 +241,7 @@ class StreamWriter:
         if name:
             state = json.loads(storage.read(storage.join(self._folder, "checkpoints", name)))
             self._iterator.load_state_dict(state)
-        self._committed = StreamProgress(self._chunks, self._elements, False)
+        self._note_progress()
 
     def _recover_chunks(self) -> None:
         """Move the chunks before the checkpoint to the committed chunks, and delete the chunks
@@ -317,10 +310,14 @@ class StreamWriter:
             there = storage.join(snapshot_layout.chunks_path(self._path), chunk.name)
             _guarded(storage.rename, storage.join(self._work, chunk.name), there)
         self._waiting.clear()
-        self._committed = StreamProgress(self._chunks, self._elements, False)
+        self._note_progress()
         for each in older:
             if each != name:
                 _guarded(storage.remove, storage.join(checkpoints, each))
+
+    def _note_progress(self, completed: bool = False) -> None:
+        figures = completed, self._chunks, self._elements
+        self.progress = SnapshotTaskProgress(self._path, self._stream, *figures)
 
     def _publish(self, write: Callable[..., Any], path: str, value: Any) -> None:
         _guarded(write, path, value, self._work)

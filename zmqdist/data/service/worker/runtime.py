@@ -39,8 +39,8 @@ from zmqdist.data.service.elements import pack
 from zmqdist.data.service.policy import ShardingPolicy
 from zmqdist.data.service.reader.delivery import END, FAILED, SOME, Wanted
 from zmqdist.data.service.retry import RETRIABLE
-from zmqdist.data.service.snapshots.stream import SnapshotTaskProgress
 from zmqdist.data.service.snapshots.worker import SnapshotWorker
+from zmqdist.data.service.snapshots.writer import SnapshotTaskProgress
 from zmqdist.data.service.split_requests import SplitClient
 from zmqdist.data.service.task_errors import describe_error
 from zmqdist.data.service.worker import rounds_task, shared_task
@@ -107,7 +107,7 @@ class WorkerDataSnapshot:
 
 
 class TaskHost(Protocol):
-    """The protocol of an object that runs a worker's tasks.
+    """Base class of the objects that run a worker's tasks.
 
     Attributes:
       state: the random number that identifies the dispatcher's durable state, which has these
@@ -123,13 +123,15 @@ class TaskHost(Protocol):
         calls `then` when the dispatcher has confirmed the report.
     """
 
-    state: int
-    address: str
-    read_at: str
-    cache_bytes: int
-    began: Callable[[], None]
-    finished: Callable[[int], None]
-    crashed: Callable[[int, str, Callable[[], None]], None]
+    state: int = 0
+    address: str = ""
+    read_at: str = ""
+    cache_bytes: int = TRAINER_CACHE_BYTES
+    began: Callable[[], None] = staticmethod(lambda: None)
+    finished: Callable[[int], None] = staticmethod(lambda number: None)
+    crashed: Callable[[int, str, Callable[[], None]], None] = staticmethod(
+        lambda number, how, then: then()
+    )
 
     def begin(self, task: WorkerTask) -> None:
         """Serve `task` from now on."""
@@ -412,9 +414,9 @@ class RemoteReply:
             self._call.reply((kind, value, tag))
 
 
-class TaskThreads:
-    """Runs tasks in threads of this process, and serves the method `elements` for their readers.
-    Implements `TaskHost`."""
+class TaskThreads(TaskHost):
+    """Runs tasks in threads of this process, and serves the method `elements` for their
+    readers."""
 
     def __init__(
         self,
@@ -428,14 +430,6 @@ class TaskThreads:
         """Register the method `elements` on `service`, which must not be attached to a server
         yet.
         """
-        self.state = 0
-        self.address = self.read_at = ""
-        self.cache_bytes = TRAINER_CACHE_BYTES
-        self.began: Callable[[], None] = lambda: None
-        self.finished: Callable[[int], None] = lambda number: None
-        self.crashed: Callable[[int, str, Callable[[], None]], None] = lambda number, how, then: (
-            then()
-        )
         self._loop = loop
         self._service = service
         self.dispatcher = dispatcher

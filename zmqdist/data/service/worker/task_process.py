@@ -51,7 +51,7 @@ import mmap
 import os
 import socket
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -60,6 +60,7 @@ from zmqdist.addresses import join_address
 from zmqdist.blas_threads import cores
 from zmqdist.data.service.dispatcher.machine.records import DYNAMIC
 from zmqdist.data.service.task_errors import describe_exit, process_death_error
+from zmqdist.data.service.worker.runtime import TaskHost
 from zmqdist.data.service.worker.task_main import (
     ANSWERED,
     ANSWERS_S,
@@ -94,8 +95,8 @@ ORDER_AGAIN_S: Final = 0.05
 """Seconds after which the worker repeats an order that a process could not take."""
 
 
-class TaskProcesses:
-    """Runs the tasks of a worker in processes. Implements `TaskHost` (runtime.py).
+class TaskProcesses(TaskHost):
+    """Runs the tasks of a worker in processes.
 
     Args:
       spawn: a function that forks a process for tasks. It reports the exit code SILENT for a
@@ -103,8 +104,6 @@ class TaskProcesses:
       bind: the host to which listening sockets are bound.
 
     Attributes:
-      crashed: `crashed(task, how, then)` reports a crash to the dispatcher, and calls `then` in the
-        loop thread when the dispatcher has confirmed the report.
       processes: the running processes.
       processes_max: the number of processes beyond which tasks share processes.
     """
@@ -118,14 +117,6 @@ class TaskProcesses:
         incarnation: int,
         dispatcher_timeout_s: float,
     ) -> None:
-        self.state = 0
-        self.address = self.read_at = ""
-        self.cache_bytes = 0
-        self.began: Callable[[], None] = lambda: None
-        self.finished: Callable[[int], None] = lambda number: None
-        self.crashed: Callable[[int, str, Callable[[], None]], None] = lambda number, how, then: (
-            then()
-        )
         self.loop = loop
         self.spawn = spawn
         self.bind = bind

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, MutableSequence
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -32,18 +31,15 @@ BUFFER_ELEMENTS_MAX: Final = 4096
 BUFFER_ELEMENTS_MIN: Final = 2
 
 
-class Runner(ABC):
+class Runner(Protocol):
     """Runs one task."""
 
-    @abstractmethod
     def ask(self, wanted: Wanted, reply: ElementReply) -> None:
         """Reply to a request as soon as elements are ready. Does not block."""
 
-    @abstractmethod
     def expire(self, reply: ElementReply) -> None:
         """Reply with SKIP to a request whose waiting time is over, if it has no reply yet."""
 
-    @abstractmethod
     def close(self) -> None:
         """Stop the task, and reply to the waiting requests with an error. Does not wait for user
         code."""
@@ -90,11 +86,9 @@ class PipelineRunner(Runner):
             error = failure
         self._end(error)
 
-    @abstractmethod
     def _compute(self) -> None:
         """Open the pipeline and compute its elements. Runs in the task's thread."""
 
-    @abstractmethod
     def _end(self, error: BaseException | None) -> None:
         """Record that the thread computes no further element, because of `error` or because the
         pipeline has ended."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from zmqdist.data.service.dispatcher.machine.autoscale import AutoScaler, AutoScalers
+from zmqdist.data.service.dispatcher.machine.autoscale import AutoScaler, bounded
 from zmqdist.errors import InvalidArgumentError
 
 
@@ -59,19 +57,9 @@ def test_a_worker_or_reader_that_has_gone_is_not_counted() -> None:
 
 @pytest.mark.parametrize(("workers", "bound"), [(0, 1), (1, 4), (10, 40), (200, 700), (1000, 1500)])
 def test_the_figure_is_bounded_by_the_number_of_workers(workers: int, bound: int) -> None:
-    scalers = AutoScalers()
-    assert scalers.optimal(workers) is None
-    scalers.of(1).report_worker(1, 1.0)
-    scalers.of(1).report_reader(1, 1e-6)
-    assert scalers.optimal(workers) == bound
+    assert bounded([], workers) is None
+    assert bounded([10**6], workers) == bound
 
 
 def test_the_iteration_that_needs_the_most_workers_decides() -> None:
-    scalers = AutoScalers()
-    reports: dict[int, Any] = {1: (0.2, 0.1), 2: (0.2, 0.02)}
-    for iteration, (made, taken) in reports.items():
-        scalers.of(iteration).report_worker(1, made)
-        scalers.of(iteration).report_reader(1, taken)
-    assert scalers.optimal(100) == 10
-    scalers.discard(2)
-    assert scalers.optimal(100) == 2
+    assert bounded([2, 10], 100) == 10

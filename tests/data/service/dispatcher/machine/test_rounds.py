@@ -96,7 +96,7 @@ class Client:
 
     def say(self, stopped: int = -1, lost: dict[int, int] | None = None) -> None:
         self.question = self.service.ask(
-            ev.WatchRequest, 7, self.number, self.version, stopped, lost or {}
+            ev.WatchRequest, 7, self.number, self.version, 0.0, stopped, lost or {}
         )
         self.hear()
 
@@ -309,7 +309,7 @@ def test_only_consumers_may_report_rounds() -> None:
     service.ask(ev.RegisterRequest, 1, None, "fingerprint", "{}")
     opened = service.ask(ev.OpenRequest, 5, "job", 0, r.Terms("1000", r.OFF))
     number = service.answers[opened][0]
-    token = service.ask(ev.WatchRequest, 7, number, 0, -1, {4000: 3})
+    token = service.ask(ev.WatchRequest, 7, number, 0, 0.0, -1, {4000: 3})
     assert service.answers[token][0] == errors.FAILED_PRECONDITION
 
 

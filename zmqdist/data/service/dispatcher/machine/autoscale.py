@@ -56,37 +56,13 @@ class AutoScaler:
         return max(1, ceil(sum(_usual(self._taken.values())) / fmean(_usual(self._made.values()))))
 
 
-class AutoScalers:
-    """The AutoScaler of each iteration."""
-
-    def __init__(self) -> None:
-        self._scalers: dict[int, AutoScaler] = {}
-
-    def of(self, iteration: int) -> AutoScaler:
-        """Return the AutoScaler of an iteration. Create it if the iteration has none."""
-        return self._scalers.setdefault(iteration, AutoScaler())
-
-    @property
-    def iterations(self) -> list[int]:
-        """The iterations for which a worker or reader has reported."""
-        return list(self._scalers)
-
-    def discard(self, iteration: int) -> None:
-        """Forget an iteration that has ended. Does nothing for an iteration without reports."""
-        self._scalers.pop(iteration, None)
-
-    def optimal(self, workers: int) -> int | None:
-        """Return how many workers would be enough for all iterations; None without reports.
-        `workers` is their current number, which bounds the result.
-        """
-        found = [
-            each
-            for each in (scaler.optimal() for scaler in self._scalers.values())
-            if each is not None
-        ]
-        if not found:
-            return None
-        return min(max(found), max(1, FACTOR_MAX * workers), workers + MORE_MAX)
+def bounded(estimates: Collection[int], workers: int) -> int | None:
+    """Return how many workers would be enough for all iterations, from the estimate of each; None
+    without estimates. `workers` is their current number, which bounds the result.
+    """
+    if not estimates:
+        return None
+    return min(max(estimates), max(1, FACTOR_MAX * workers), workers + MORE_MAX)
 
 
 def _rate(name: str, seconds: float) -> float:

@@ -16,7 +16,6 @@ from zmqdist import errors
 from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.coordinated import is_coordinated, news_for_consumer
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal
 
 WATCH_S_MAX: Final = 10.0
@@ -87,8 +86,8 @@ class Clients:
         self, iteration: r.Iteration, call: ev.WatchRequest
     ) -> tuple[int, list[Any], bool, bool, dict[int, int], str]:
         finished = iteration.state is r.IterationState.FINISHED
-        if is_coordinated(self._tables, iteration):
-            tasks, hold, ended = news_for_consumer(self._tables, iteration, call)
+        if self._tables.terms_of(iteration).coordinated:
+            tasks, hold, ended = self._news_for_consumer(iteration, call)
             return self.version(iteration.id), tasks, finished, hold, ended, ""
         tasks = []
         for number in iteration.tasks:
@@ -119,6 +118,49 @@ class Clients:
         lane = range_math.lane_of(portions, self._tables.state.clients[call.client])
         over = finished or range_math.is_lane_over(portions, lane)
         return self.version(iteration.id), tasks, over, False, {}, portions.failed
+
+    def _news_for_consumer(
+        self, iteration: r.Iteration, call: ev.WatchRequest
+    ) -> tuple[list[Any], bool, dict[int, int]]:
+        """Return the news for a consumer of a coordinated read as (tasks, hold, ended). `hold` tells the consumer to stop at
+        its next round. `ended` maps each ended task in `call.lost` to the first round in which the task
+        takes no part.
+
+        In `tasks`, a task has incarnation -1 while its worker is lost, and has no address until its
+        worker serves it.
+        """
+        tables = self._tables
+        tasks: list[Any] = []
+        for number in iteration.tasks:
+            task = tables.state.tasks[number]
+            if task.state is not r.DataTaskState.RUNNING:
+                continue
+            worker = tables.state.workers.get(task.worker)
+            incarnation, address = tables.serving.get(number, (0, ""))
+            if (
+                worker is None
+                or worker.incarnation != task.incarnation
+                or task.worker in tables.missing
+            ):
+                tasks.append((number, "", "", -1, (), task.starting_round))
+            else:
+                where = address if incarnation == task.incarnation else ""
+                tasks.append(
+                    (
+                        number,
+                        worker.address,
+                        where,
+                        task.incarnation,
+                        worker.tags,
+                        task.starting_round,
+                    )
+                )
+        ended = {
+            number: tables.state.tasks[number].end_round
+            for number in call.lost
+            if number in iteration.tasks and tables.state.tasks[number].ended
+        }
+        return tasks, tables.is_held(iteration), ended
 
     def notify(self, iteration_id: int) -> None:
         """Reply to the pending watch requests of all clients of this iteration, because it has
@@ -167,16 +209,6 @@ class Clients:
         self._forget_watch(client.id)
         for key in [key for key in self._tables.portion_requests if key[0] == client.id]:
             self._tables.reply(self._tables.portion_requests.pop(key).token, [])
-
-    def caller_gone(self, token: ev.Token) -> bool:
-        """Drop the watch request with this token, because its caller has gone. Return False if no
-        watch request has the token."""
-        for number, (watch, _) in self._tables.watches.items():
-            if watch.token == token:
-                del self._tables.watches[number]
-                self._tables.last_heard[number] = self._tables.now
-                return True
-        return False
 
     def tick(self, now: float) -> None:
         """Reply to the watch requests that have waited for `watch_s` seconds without news."""

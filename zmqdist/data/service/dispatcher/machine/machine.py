@@ -172,7 +172,7 @@ class DataDispatcherMachine:
                 self._portions.lost(event)
                 self._workers.lost(event, now)
             case ev.CallerGone(token):
-                self._gone(token)
+                self._tables.drop_caller(token)
             case _:
                 try:
                     self._handle_request(event, now)
@@ -182,10 +182,6 @@ class DataDispatcherMachine:
                     )
         self._portions.serve()
         return self._tables.commits.flush()
-
-    def _gone(self, token: ev.Token) -> None:
-        if not (self._clients.caller_gone(token) or self._portions.caller_gone(token)):
-            self._workers.caller_gone(token)
 
     def _handle_request(self, question: ev.Request, now: float) -> None:
         match question:

@@ -89,7 +89,7 @@ class PortionAssignment:
             self._restore(client, earlier, done, open_)
         if call.saved is not None:
             self._resume_saved(call.saved, client)
-        terms = self._terms(iteration)
+        terms = self._tables.terms_of(iteration)
         if call.saved is None and (terms.ordered or terms.num_consumers > 0):
             # A second reader of a lane takes over the portions of the first reader, because a lane
             # has one reader at a time.
@@ -121,9 +121,6 @@ class PortionAssignment:
         for earlier in self._earlier(call, iteration):
             self._check_continued(iteration, portions, earlier, done, elements)
 
-    def _terms(self, iteration: r.Iteration) -> r.Terms:
-        return self._tables.state.jobs[iteration.job].terms
-
     def _of(self, client: r.ClientEntry) -> tuple[r.Iteration, r.PortionsEntry]:
         iteration = self._tables.state.iterations[client.iteration]
         if iteration.portions is None:
@@ -150,7 +147,7 @@ class PortionAssignment:
         assert portions is not None
         prints = {
             self._tables.state.datasets[each].fingerprint
-            for each in (dataset, self._terms(iteration).dataset)
+            for each in (dataset, self._tables.terms_of(iteration).dataset)
         }
         if len(prints) > 1:
             raise Refusal(
@@ -453,16 +450,6 @@ class PortionAssignment:
     ) -> tuple[int, int, int, int, int]:
         return number, *range_math.place_of(portions, number), portions.open[number].acked
 
-    def caller_gone(self, token: ev.Token) -> bool:
-        """Drop the request for portions with this token, because its caller has gone. Return False
-        if no request for portions has the token.
-        """
-        for key, call in self._tables.portion_requests.items():
-            if call.token == token:
-                del self._tables.portion_requests[key]
-                return True
-        return False
-
     # -- giving out --------------------------------------------------------------------------------
 
     def serve(self) -> None:
@@ -535,13 +522,13 @@ class PortionAssignment:
         if alone is not None:
             first = range_math.first_open(portions, lane)
             waits = (
-                self._terms(iteration).ordered
+                self._tables.terms_of(iteration).ordered
                 and first < alone
                 and self._is_free(portions, first, client)
             )
             return [first] if waits else []
         bound, count = inf, call.count
-        if self._terms(iteration).ordered:
+        if self._tables.terms_of(iteration).ordered:
             tasks = max(1, len(iteration.tasks))
             window = max(WINDOW_MIN, WINDOW_PER_TASK * tasks)
             bound = range_math.first_open(portions, lane) + window * lanes

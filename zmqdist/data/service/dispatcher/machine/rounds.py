@@ -34,11 +34,6 @@ from zmqdist import errors
 from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.clients import Clients
-from zmqdist.data.service.dispatcher.machine.coordinated import (
-    is_coordinated,
-    is_held,
-    is_runnable,
-)
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal
 from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
 
@@ -58,7 +53,7 @@ class CoordinatedRounds:
         client = self._tables.state.clients.get(call.client)
         if client is None or not (call.lost or call.stopped >= 0):
             return
-        if not is_coordinated(self._tables, self._tables.state.iterations[client.iteration]):
+        if not self._tables.terms_of(self._tables.state.iterations[client.iteration]).coordinated:
             raise Refusal(
                 errors.FAILED_PRECONDITION,
                 f"client {call.client} does not take part in coordinated reads",
@@ -73,7 +68,7 @@ class CoordinatedRounds:
         if client is None or number not in self._tables.watches:
             return
         iteration = self._tables.state.iterations[client.iteration]
-        if not is_coordinated(self._tables, iteration):
+        if not self._tables.terms_of(iteration).coordinated:
             return
         standing = self._standing(iteration)
         if not standing:
@@ -90,17 +85,16 @@ class CoordinatedRounds:
             if tasks[task].state is r.DataTaskState.RUNNING
         }
         begun: list[int] = []
-        if is_held(self._tables, iteration) and all(each.stopped >= 0 for each in standing):
+        if self._tables.is_held(iteration) and all(each.stopped >= 0 for each in standing):
             begun = [
                 task
                 for task in iteration.tasks
                 if tasks[task].state is r.DataTaskState.PENDING
-                and is_runnable(self._tables, tasks[task])
+                and self._tables.is_runnable(tasks[task])
             ]
         for task, end_round in ended.items():
             self._tables.change(r.FinishTask(task, end_round=end_round))
-            self._tables.tasks_of.get(tasks[task].worker, {}).pop(task, None)
-            self._tables.serving.pop(task, None)
+            self._tables.end_task(tasks[task])
         for task in begun:
             self._tables.change(r.StartTask(task, max(each.stopped for each in standing)))
         for task in (*ended, *begun):

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.autoscale import AutoScalers
+from zmqdist.data.service.dispatcher.machine.autoscale import AutoScaler, bounded
 from zmqdist.data.service.dispatcher.machine.events import TaskReport
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables
 
@@ -23,7 +23,8 @@ class Figures:
         self._tables = tables
         self._reports: dict[int, tuple[float, TaskReport]] = {}
         self._rates: dict[int, tuple[float, float]] = {}
-        self._scalers = AutoScalers()
+        self._scalers: dict[int, AutoScaler] = {}
+        """The AutoScaler of each iteration of which a worker or reader has reported."""
 
     def note_worker_report(self, tasks: dict[int, TaskReport], now: float) -> None:
         """Record the figures that a worker reports. `tasks` maps the number of each task to its
@@ -41,13 +42,16 @@ class Figures:
                 )
             self._reports[number] = (now, report)
             if report.element_s > SHORTEST_S:
-                self._scalers.of(task.iteration).report_worker(task.worker, report.element_s)
+                self._scaler_of(task.iteration).report_worker(task.worker, report.element_s)
 
     def note_reader_report(self, client: int, seconds: float) -> None:
         """Record how many seconds a reader's program needs for an element."""
         known = self._tables.state.clients.get(client)
         if known is not None and seconds > SHORTEST_S:
-            self._scalers.of(known.iteration).report_reader(client, seconds)
+            self._scaler_of(known.iteration).report_reader(client, seconds)
+
+    def _scaler_of(self, iteration: int) -> AutoScaler:
+        return self._scalers.setdefault(iteration, AutoScaler())
 
     def forget(self) -> None:
         """Forget the figures of tasks, iterations, workers and readers that have ended."""
@@ -56,19 +60,20 @@ class Figures:
             task: report for task, report in self._reports.items() if task in state.tasks
         }
         self._rates = {task: rate for task, rate in self._rates.items() if task in state.tasks}
-        for number in self._scalers.iterations:
+        for number, scaler in list(self._scalers.items()):
             iteration = state.iterations.get(number)
             if iteration is None or iteration.state is not r.IterationState.OPEN:
-                self._scalers.discard(number)
+                del self._scalers[number]
             else:
-                self._scalers.of(number).keep(state.workers, iteration.clients)
+                scaler.keep(state.workers, iteration.clients)
 
     def optimal(self) -> int | None:
         """Return how many workers would be enough for all readers, or None until workers and
         readers have reported."""
         self.forget()
-        state = self._tables.state
-        return self._scalers.optimal(len(state.workers) - len(self._tables.missing))
+        optima = [scaler.optimal() for scaler in self._scalers.values()]
+        workers = len(self._tables.state.workers) - len(self._tables.missing)
+        return bounded([optimum for optimum in optima if optimum is not None], workers)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each iteration that has not ended."""

@@ -149,6 +149,48 @@ class DispatcherTables:
         self.state.apply(record)
         self.commits.record(encoded)
 
+    def terms_of(self, iteration: r.Iteration) -> r.Terms:
+        """Return the terms of an iteration's job."""
+        return self.state.jobs[iteration.job].terms
+
+    def is_runnable(self, task: r.TaskEntry) -> bool:
+        """Return whether a task can run: it has not ended and, if it is bound to an incarnation,
+        its worker is in that incarnation."""
+        worker = self.state.workers.get(task.worker)
+        return not task.ended and (
+            not task.incarnation or (worker is not None and worker.incarnation == task.incarnation)
+        )
+
+    def is_held(self, iteration: r.Iteration) -> bool:
+        """Return whether the consumers of an iteration have to stop at their next round, because a
+        pending task of the iteration can begin."""
+        tasks = (self.state.tasks[number] for number in iteration.tasks)
+        return any(
+            task.state is r.DataTaskState.PENDING
+            and self.is_runnable(task)
+            and task.worker not in self.missing
+            for task in tasks
+        )
+
+    def end_task(self, task: r.TaskEntry) -> None:
+        """Remove a task that has ended from the tables."""
+        self.tasks_of.get(task.worker, {}).pop(task.id, None)
+        self.serving.pop(task.id, None)
+
+    def drop_caller(self, token: ev.Token) -> None:
+        """Drop the pending request with this token, because its caller has gone."""
+        for client, (watch, _) in self.watches.items():
+            if watch.token == token:
+                del self.watches[client]
+                self.last_heard[client] = self.now
+                return
+        pending: tuple[dict[Any, Any], ...] = (self.portion_requests, self.work_requests)
+        for requests in pending:
+            for key, request in requests.items():
+                if request.token == token:
+                    del requests[key]
+                    return
+
     def is_forgotten(self, iteration: int) -> bool:
         """Return whether the last change made the state forget this iteration. If it did, remove
         the iteration from the tables too."""
@@ -170,19 +212,11 @@ class DispatcherTables:
     def refuse_pending(self) -> list[ev.Effect]:
         """Return effects that refuse each pending request, so that its caller sends it again and
         the restored state serves it."""
-        tokens = [work.token for work in self.work_requests.values()] + [
-            watch.token for watch, _ in self.watches.values()
-        ]
-        tokens += [call.token for call in self.portion_requests.values()]
+        watches = (watch for watch, _ in self.watches.values())
+        pending = (*self.work_requests.values(), *watches, *self.portion_requests.values())
         self.work_requests, self.watches, self.portion_requests = {}, {}, {}
-        return [
-            ev.FailRequest(
-                token,
-                errors.UNAVAILABLE,
-                "the dispatcher has gone back to the state in its journal",
-            )
-            for token in tokens
-        ]
+        text = "the dispatcher has gone back to the state in its journal"
+        return [ev.FailRequest(request.token, errors.UNAVAILABLE, text) for request in pending]
 
     def restore(
         self, snapshot: DurableState | None, records: Iterable[r.Change], now: float

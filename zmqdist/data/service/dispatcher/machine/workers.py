@@ -10,10 +10,6 @@ from zmqdist import errors
 from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.clients import Clients
-from zmqdist.data.service.dispatcher.machine.coordinated import (
-    is_coordinated,
-    is_runnable,
-)
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal
 
 
@@ -63,13 +59,11 @@ class WorkerTable:
                 continue
             tasks = [self._tables.state.tasks[task] for task in iteration.tasks]
             mine = [task for task in tasks if task.worker == worker.number]
-            if is_coordinated(self._tables, iteration):
+            if self._tables.terms_of(iteration).coordinated:
                 for task in mine:
-                    if task.state is r.DataTaskState.PENDING and not is_runnable(
-                        self._tables, task
-                    ):
+                    if task.state is r.DataTaskState.PENDING and not self._tables.is_runnable(task):
                         self._finish_task(task.id, interrupted=True)
-                if not any(is_runnable(self._tables, task) for task in mine):
+                if not any(self._tables.is_runnable(task) for task in mine):
                     self.create_task(iteration, worker.number, r.DataTaskState.PENDING)
             elif not mine:
                 self.create_task(iteration, worker.number)
@@ -157,7 +151,7 @@ class WorkerTable:
         for number_of_task in list(self._tables.tasks_of.get(number, ())):
             task = self._tables.state.tasks[number_of_task]
             if (
-                is_coordinated(self._tables, self._tables.state.iterations[task.iteration])
+                self._tables.terms_of(self._tables.state.iterations[task.iteration]).coordinated
                 and task.state is not r.DataTaskState.PENDING
             ):
                 # Do not end the task now: it ends at the round on which its consumers agree.
@@ -174,7 +168,7 @@ class WorkerTable:
         self, iteration: r.Iteration, worker: int, state: r.DataTaskState = r.DataTaskState.RUNNING
     ) -> None:
         task = r.TaskEntry(self._tables.state.next_task, iteration.id, worker, state)
-        if is_coordinated(self._tables, iteration):
+        if self._tables.terms_of(iteration).coordinated:
             task.incarnation = self._tables.state.workers[worker].incarnation
             if worker in self._tables.missing:
                 # the task is bound to an incarnation, so create it when the missing worker
@@ -191,8 +185,7 @@ class WorkerTable:
         if task is None or task.ended:
             return
         self._tables.change(r.FinishTask(number, interrupted))
-        self._tables.tasks_of.get(task.worker, {}).pop(number, None)
-        self._tables.serving.pop(number, None)
+        self._tables.end_task(task)
         self.notify(task.worker)
         self._clients.notify(task.iteration)
         self._finish_if_over(task.iteration)
@@ -206,7 +199,7 @@ class WorkerTable:
             or iteration.portions is not None
         ):
             return
-        if is_coordinated(self._tables, iteration):
+        if self._tables.terms_of(iteration).coordinated:
             return
         tasks = [self._tables.state.tasks[each] for each in iteration.tasks]
         open_ = [task for task in tasks if not task.ended]
@@ -232,8 +225,7 @@ class WorkerTable:
         tasks = [self._tables.state.tasks[each] for each in iteration.tasks]
         self._tables.change(record)
         for task in tasks:
-            self._tables.tasks_of.get(task.worker, {}).pop(task.id, None)
-            self._tables.serving.pop(task.id, None)
+            self._tables.end_task(task)
             self.notify(task.worker)
         if not self._tables.is_forgotten(iteration.id):
             self._clients.notify(iteration.id)
@@ -287,7 +279,7 @@ class WorkerTable:
         should = [
             task
             for task in self._tables.tasks_of.get(number, ())
-            if is_runnable(self._tables, tasks[task])
+            if self._tables.is_runnable(tasks[task])
             and tasks[task].state is r.DataTaskState.RUNNING
         ]
         new = [
@@ -326,13 +318,6 @@ class WorkerTable:
             job.name,
             iteration.repetition,
         )
-
-    def caller_gone(self, token: ev.Token) -> None:
-        """Drop a request for work, because its caller has gone."""
-        for incarnation, work in self._tables.work_requests.items():
-            if work.token == token:
-                del self._tables.work_requests[incarnation]
-                return
 
     def tick(self, now: float) -> None:
         """Remove workers that have been missing for `worker_timeout_s`. After a restart of the
