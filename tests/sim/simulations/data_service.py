@@ -296,7 +296,8 @@ class DataSim:
             if reader.alive:
                 self._check_end(reader)
         for worker in self.workers:
-            placed = worker.incarnation in self.dispatcher.machine.places
+            rows = self.dispatcher.machine.place_rows()
+            placed = worker.incarnation in {row.incarnation for row in rows if row.connected}
             assert placed == worker.alive, (
                 f"D6: {worker.name} {'has no' if worker.alive else 'still has a'} place"
             )

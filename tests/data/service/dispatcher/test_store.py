@@ -110,16 +110,6 @@ def test_an_orphan_without_a_record_is_overwritten(tmp_path: Path) -> None:
         assert again.get(dataset_id) == "registered again"
 
 
-def test_what_was_discarded_is_gone_and_again_is_fine(store: DatasetStore) -> None:
-    store.put("1", "one")
-    store.put("2", "two")
-    store.discard("1")
-    store.discard("1")
-    with pytest.raises((DataLossError, NotFoundError)):
-        store.get("1")
-    assert store.get("2") == "two"
-
-
 def test_in_memory_what_was_never_put_is_not_found() -> None:
     with pytest.raises(NotFoundError, match="no dataset 'x' is registered"):
         DatasetStore(None).get("x")

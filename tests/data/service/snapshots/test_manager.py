@@ -484,7 +484,7 @@ def test_a_folder_without_metadata_or_of_a_later_version_is_refused(tmp_path: Pa
 def test_recovery_blocks_overwrite(tmp_path: Path) -> None:
     snapshots = several(tmp_path, 1)
     again = SnapshotManager()
-    again.recover(snapshots.all()[0].path)
+    again.add(SnapshotFolder.recover(snapshots.all()[0].path))
     with pytest.raises(AlreadyExistsError):
         make(again, tmp_path / "s0")
     assert names(tmp_path / "s0") == []

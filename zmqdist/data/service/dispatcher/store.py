@@ -84,20 +84,6 @@ class DatasetStore:
         except KeyError:
             raise NotFoundError(f"no dataset {dataset_id!r} is registered here") from None
 
-    def discard(self, dataset_id: str) -> None:
-        """Delete the text of an id, if the store has it. Raises ResourceExhaustedError if the file
-        cannot be deleted."""
-        self._texts.pop(dataset_id, None)
-        path = self.path(dataset_id)
-        if path is None:
-            return
-        try:
-            os.remove(path)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise _unwritable(path, error) from error
-
     def path(self, dataset_id: str) -> str | None:
         """Return the path of the file for an id, whether or not it exists, or None if the texts are
         in memory."""

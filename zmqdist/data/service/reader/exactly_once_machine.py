@@ -83,7 +83,7 @@ class Consumed(NamedTuple):
 
     Attributes:
       done: the complete portions of the consumer's lane, as runs (start, stop) of steps of the lane
-        (range_math.py).
+        (records.py).
       open: (number of the portion, number of received elements) for each incomplete portion.
     """
 

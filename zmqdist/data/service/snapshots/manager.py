@@ -435,36 +435,29 @@ class SnapshotManager:
         with self._lock:
             self._by_path.setdefault(snapshot.path, snapshot)
 
-    def recover(self, path: str) -> None:
-        """Add the snapshot in a folder. Raises as `SnapshotFolder.recover` does."""
-        self.add(SnapshotFolder.recover(path))
-
     def assign(self, worker: str) -> dict[str, int]:
         """Return the streams that a worker should write, by path. At most one of these streams is
         new to the worker. The new stream belongs to the snapshot with the fewest workers, among the
         snapshots that have a stream for this worker.
         """
+        # If a worker sends two requests at the same time, it gets only one new stream.
         with self._assigning:
-            # if a worker sends two requests at the same time, it gets only one new stream
-            return self._assign(worker)
-
-    def _assign(self, worker: str) -> dict[str, int]:
-        running = {
-            each.path: each
-            for each in self.all()
-            if each.mode in (SnapshotMode.ACTIVE, SnapshotMode.WINDING_DOWN)
-        }
-        found = {
-            path: index
-            for path, each in running.items()
-            if (index := each.assign(worker, may_begin=False)) is not None
-        }
-        owners = {path: each.owners() for path, each in running.items()}
-        for path in begin_order(owners, found, self._concurrent_max):
-            if (index := running[path].assign(worker)) is not None:
-                found[path] = index
-                break
-        return found
+            running = {
+                snapshot.path: snapshot
+                for snapshot in self.all()
+                if snapshot.mode in (SnapshotMode.ACTIVE, SnapshotMode.WINDING_DOWN)
+            }
+            streams = {
+                path: index
+                for path, snapshot in running.items()
+                if (index := snapshot.assign(worker, may_begin=False)) is not None
+            }
+            owners = {path: snapshot.owners() for path, snapshot in running.items()}
+            for path in begin_order(owners, streams, self._concurrent_max):
+                if (index := running[path].assign(worker)) is not None:
+                    streams[path] = index
+                    break
+            return streams
 
     def worker_lost(self, worker: str) -> None:
         """Mark the streams that a worker was writing as orphans."""

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from zmqdist.data.service.dispatcher.machine import events as ev
-from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine import runs as sets
 from zmqdist.data.service.dispatcher.machine.machine import DataDispatcherMachine
@@ -159,14 +158,12 @@ class World:
 def test_the_length_of_a_portion_is_a_multiple_of_the_grain_and_bounded(
     positions: int, grain: int, length: int
 ) -> None:
-    assert range_math.cut(positions, 1, grain, 1).length == length
+    assert r.PortionsEntry.cut(positions, 1, grain, 1).length == length
 
 
 def test_portions_cover_each_position_of_each_repetition_once() -> None:
-    portions = range_math.cut(1000, 3, 7, 1)
-    places = [
-        range_math.place_of(portions, number) for number in range(int(range_math.total(portions)))
-    ]
+    portions = r.PortionsEntry.cut(1000, 3, 7, 1)
+    places = [portions.place_of(number) for number in range(int(portions.total()))]
     covered = [
         (repetition, position)
         for repetition, start, length in places
@@ -847,7 +844,7 @@ def test_in_random_histories_each_element_is_delivered_once(seed: int) -> None:
     state = (reader.state(world), {}, set())
     outstanding: dict[int, int] = {}
     holds: dict[int, list[tuple[int, int]]] = {1: []}
-    total = int(range_math.total(world.portions))
+    total = int(world.portions.total())
     for _ in range(5000):
         if world.iteration.state is r.IterationState.FINISHED and chance.random() < 0.7:
             break
@@ -923,10 +920,10 @@ def test_the_positions_that_are_left_are_those_of_portions_that_were_not_given_o
     positions: int, repetitions: int, grain: int, lanes: int
 ) -> None:
     chance = random.Random(positions + lanes)
-    portions = range_math.cut(positions, repetitions, grain, lanes)
+    portions = r.PortionsEntry.cut(positions, repetitions, grain, lanes)
     portions.length *= 3
-    last = int(range_math.total(portions))
-    assert range_math.positions_left(portions) == positions * repetitions
+    last = int(portions.total())
+    assert portions.positions_left() == positions * repetitions
     for lane in range(lanes):
         steps = len(range(lane, last, lanes))
         portions.next[lane] = chance.randint(0, steps)
@@ -939,10 +936,10 @@ def test_the_positions_that_are_left_are_those_of_portions_that_were_not_given_o
         if number // lanes >= portions.next[number % lanes]
         and sets.end_of(portions.skip[number % lanes], number // lanes) is None
     ]
-    left = sum(range_math.place_of(portions, number)[2] for number in waiting)
-    assert range_math.positions_left(portions) == left
+    left = sum(portions.place_of(number)[2] for number in waiting)
+    assert portions.positions_left() == left
 
 
 def test_no_number_of_positions_is_left_of_endless_data() -> None:
-    assert range_math.positions_left(range_math.cut(r.INFINITE, 1, 1, 2)) is None
-    assert range_math.positions_left(range_math.cut(5, r.INFINITE, 1, 2)) is None
+    assert r.PortionsEntry.cut(r.INFINITE, 1, 1, 2).positions_left() is None
+    assert r.PortionsEntry.cut(5, r.INFINITE, 1, 2).positions_left() is None

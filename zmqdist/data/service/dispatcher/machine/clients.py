@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from zmqdist import errors
 from zmqdist.data.service.dispatcher.machine import events as ev
-from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal
 
@@ -115,8 +114,8 @@ class Clients:
         portions = iteration.portions
         if portions is None:
             return self.version(iteration.id), tasks, finished, False, {}, ""
-        lane = range_math.lane_of(portions, self._tables.state.clients[call.client])
-        over = finished or range_math.is_lane_over(portions, lane)
+        lane = portions.lane_of(self._tables.state.clients[call.client])
+        over = finished or portions.is_lane_over(lane)
         return self.version(iteration.id), tasks, over, False, {}, portions.failed
 
     def _news_for_consumer(

@@ -106,7 +106,7 @@ class SavedRequest(msgspec.Struct, frozen=True):
       cut: (positions, repetitions, length of a portion) of the iteration.
       lanes: the number of lanes of the iteration. The machine refuses a reader whose iteration has
         another `cut` or `lanes`.
-      done: the finished portions of the client's lane, as runs of steps (range_math.py).
+      done: the finished portions of the client's lane, as runs of steps (records.py).
       open: (number of the portion, number of elements received) of each unfinished portion.
     """
 

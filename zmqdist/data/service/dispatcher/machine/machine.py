@@ -43,7 +43,6 @@ from typing import Final
 
 from zmqdist import errors
 from zmqdist.data.service.dispatcher.machine import events as ev
-from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.clients import Clients
 from zmqdist.data.service.dispatcher.machine.portions import PortionAssignment
@@ -114,15 +113,6 @@ class DataDispatcherMachine:
         if self._tables.watches:
             due = min(due, next(iter(self._tables.watches.values()))[1] + self._clients.watch_s)
         return due
-
-    @property
-    def places(self) -> frozenset[int]:
-        """The incarnations of the workers that have a place and are connected."""
-        return frozenset(
-            incarnation
-            for incarnation, number in self._tables.worker_numbers.items()
-            if number not in self._tables.missing
-        )
 
     def place_rows(self) -> tuple[PlaceRow, ...]:
         """Return a row for each worker that has a place."""
@@ -341,7 +331,7 @@ class DataDispatcherMachine:
         portions = self._tables.state.iterations[client.iteration].portions
         cut = None
         if portions is not None:
-            first = range_math.first_open(portions, range_math.lane_of(portions, client))
+            first = portions.first_open(portions.lane_of(client))
             cut = portions.positions, portions.repetitions, portions.length, first
         return client.id, client.iteration, self._tables.state.number, cut
 
@@ -418,7 +408,7 @@ class DataDispatcherMachine:
         )
         if job.terms.portioned:
             assert call.grain is not None, "a request to open a job in portions has a grain"
-            iteration.portions = range_math.cut(*call.grain, max(1, job.terms.num_consumers))
+            iteration.portions = r.PortionsEntry.cut(*call.grain, max(1, job.terms.num_consumers))
         self._tables.change(r.CreateIteration(iteration))
         if not job.anonymous:
             self._tables.iteration_by_key[key] = iteration.id

@@ -36,7 +36,7 @@ Promises, checked by tests/data/service/dispatcher/machine/test_portions.py
     E7  If DEATHS_MAX workers, or processes of workers, have died while they computed a portion, the
         iteration ends with an error that names the portion and the workers.
 
-Not here: how a record changes an iteration's portions (range_math.py), the content of a portion.
+Not here: how a record changes an iteration's portions (records.py), the content of a portion.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ from typing import Final
 
 from zmqdist import errors
 from zmqdist.data.service.dispatcher.machine import events as ev
-from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine import runs as sets
 from zmqdist.data.service.dispatcher.machine.clients import Clients
@@ -93,10 +92,10 @@ class PortionAssignment:
         if call.saved is None and (terms.ordered or terms.num_consumers > 0):
             # A second reader of a lane takes over the portions of the first reader, because a lane
             # has one reader at a time.
-            lane = range_math.lane_of(portions, client)
+            lane = portions.lane_of(client)
             for number in list(iteration.clients):
                 other = self._tables.state.clients[number]
-                if number != client.id and range_math.lane_of(portions, other) == lane:
+                if number != client.id and portions.lane_of(other) == lane:
                     self._take_over(client, number)
         self._tables.iterations_to_serve.add(iteration.id)
 
@@ -208,7 +207,7 @@ class PortionAssignment:
             other is not None and other.iteration != iteration.id
         )
         edges = [edge for run in saved.done for edge in run]
-        last = range_math.total(portions)
+        last = portions.total()
         if (
             (mine and stranger)
             or any(one >= two for one, two in pairwise((-1, *edges)))
@@ -359,7 +358,7 @@ class PortionAssignment:
         for number, portion in portions.open.items():
             charged = portion.charged
             if len(charged) >= DEATHS_MAX and not portions.failed:
-                repetition, start, length = range_math.place_of(portions, number)
+                repetition, start, length = portions.place_of(number)
                 self._tables.change(
                     r.FailPortions(
                         iteration.id,
@@ -448,7 +447,7 @@ class PortionAssignment:
     def _reply_entry(
         self, portions: r.PortionsEntry, number: int
     ) -> tuple[int, int, int, int, int]:
-        return number, *range_math.place_of(portions, number), portions.open[number].acked
+        return number, *portions.place_of(number), portions.open[number].acked
 
     # -- giving out --------------------------------------------------------------------------------
 
@@ -465,14 +464,10 @@ class PortionAssignment:
             portions = iteration.portions
             if portions is None:
                 continue
-            if iteration.state is r.IterationState.OPEN and (
-                portions.failed or range_math.is_over(portions)
-            ):
+            if iteration.state is r.IterationState.OPEN and (portions.failed or portions.is_over()):
                 self._workers.end(iteration, r.FinishIteration(number))
             elif len(portions.next) > 1 and any(
-                range_math.is_lane_over(
-                    portions, range_math.lane_of(portions, self._tables.state.clients[each])
-                )
+                portions.is_lane_over(portions.lane_of(self._tables.state.clients[each]))
                 for each in iteration.clients
             ):
                 self._clients.notify(number)
@@ -507,7 +502,7 @@ class PortionAssignment:
         and have no worker, the lowest number first, then new portions. A portion that is charged
         with deaths is given out alone.
         """
-        lanes, lane = len(portions.next), range_math.lane_of(portions, client)
+        lanes, lane = len(portions.next), portions.lane_of(client)
         mine = (
             number
             for number, each in portions.open.items()
@@ -520,7 +515,7 @@ class PortionAssignment:
         # further death shows its cause. Only if the reading is ordered, the worker may get the
         # first open portion, which the reader must acknowledge before the charged portion.
         if alone is not None:
-            first = range_math.first_open(portions, lane)
+            first = portions.first_open(lane)
             waits = (
                 self._tables.terms_of(iteration).ordered
                 and first < alone
@@ -531,7 +526,7 @@ class PortionAssignment:
         if self._tables.terms_of(iteration).ordered:
             tasks = max(1, len(iteration.tasks))
             window = max(WINDOW_MIN, WINDOW_PER_TASK * tasks)
-            bound = range_math.first_open(portions, lane) + window * lanes
+            bound = portions.first_open(lane) + window * lanes
             count = min(count, max(1, window // tasks))
         given: list[int] = []
         for number in sorted(portions.open):
@@ -541,7 +536,7 @@ class PortionAssignment:
                 if portion.charged:
                     return given or [number]
                 given.append(number)
-        last = range_math.total(portions)
+        last = portions.total()
         if last != inf:  # near the end of the data, leave portions for the other workers
             new = (
                 int(last - portions.next[lane] * lanes)

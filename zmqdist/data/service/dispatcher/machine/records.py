@@ -18,10 +18,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from itertools import chain
+from math import inf
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
+from zmqdist.data.service.dispatcher.machine import runs as sets
 from zmqdist.transitions import enter
 
 FIRST_DATASET, FIRST_ITERATION, FIRST_CLIENT, FIRST_TASK, FIRST_JOB = 1000, 2000, 3000, 4000, 5000
@@ -37,6 +40,13 @@ MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
 """The names of the processing modes, by number."""
 
 INFINITE = -1
+
+PORTIONS_WANTED: Final = 256
+LENGTH_MAX: Final = 1024
+"""The largest number of positions in a portion, unless the grain is larger. With longer portions,
+more work would have to be done again after the loss of a worker."""
+
+ENDLESS_LENGTH: Final = 256
 
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
@@ -230,7 +240,17 @@ class Portion(Row):
 
 
 class PortionsEntry(Row):
-    """The portions of an iteration. The functions of range_math.py change this row.
+    """The portions of an iteration.
+
+    A portion is a run of positions of one repetition of the only source. Portions are numbered 0,
+    1, 2, ... in the order of the data. The length of a portion depends on the dataset alone, so
+    that the number of workers changes neither the order of the elements nor the share of each
+    consumer.
+
+    With consumers, portion `n` is step `n // consumers` of lane `n % consumers`. Without consumers
+    there is one lane. A client reads one lane. The finished steps of a lane are stored as runs,
+    because a client that reads its lane alone finishes steps almost in order, and so there are few
+    runs.
 
     Attributes:
       positions, repetitions: the number of positions of the source, and the number of its
@@ -258,6 +278,222 @@ class PortionsEntry(Row):
     left: dict[int, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
     failed: str = ""
     readers: dict[int, int] = msgspec.field(default_factory=dict)
+
+    @classmethod
+    def cut(cls, positions: int, repetitions: int, grain: int, lanes: int) -> PortionsEntry:
+        """Return the row for the portions of a new iteration. The length of a portion is a multiple
+        of `grain`."""
+        wanted = (
+            ENDLESS_LENGTH
+            if positions == INFINITE
+            else min(LENGTH_MAX, positions // PORTIONS_WANTED)
+        )
+        length = max(1, wanted // grain) * grain
+        return cls(positions, repetitions, length, [0] * lanes, [[] for _ in range(lanes)])
+
+    def total(self) -> float:
+        """Return the number of portions; `inf` if the data has no end."""
+        if 0 in (self.positions, self.repetitions):
+            return 0
+        if INFINITE in (self.positions, self.repetitions):
+            return inf
+        return self._in_repetition() * self.repetitions
+
+    def _in_repetition(self) -> int:
+        return -(-self.positions // self.length)
+
+    def place_of(self, number: int) -> tuple[int, int, int]:
+        """Return (repetition, first position, number of positions) of a portion."""
+        if self.positions == INFINITE:
+            return 0, number * self.length, self.length
+        repetition, within = divmod(number, self._in_repetition())
+        start = within * self.length
+        return repetition, start, min(self.length, self.positions - start)
+
+    def positions_left(self) -> int | None:
+        """Return how many positions have not been given out yet; None if the data has no end."""
+        last = self.total()
+        if last in (0, inf):
+            return None if last else 0
+        lanes, count = len(self.next), self._in_repetition()
+
+        def size(lane: int, start: int, end: int) -> int:
+            """Return the number of positions in a run of steps."""
+            # The last portion of a repetition may be shorter. It is in the same lane again after
+            # `lanes` repetitions, which are `count` steps.
+            shorter = (
+                tail // lanes
+                for tail in range(count - 1, count * lanes, count)
+                if tail % lanes == lane
+            )
+            cut_off = sum(
+                len(range(step, end, count)) - len(range(step, start, count)) for step in shorter
+            )
+            return (end - start) * self.length - cut_off * (count * self.length - self.positions)
+
+        left = 0
+        for lane, step in enumerate(self.next):
+            left += size(lane, step, max(step, len(range(lane, int(last), lanes))))
+            left -= sum(
+                size(lane, max(start, step), end) for start, end in self.skip[lane] if end > step
+            )
+        return left
+
+    def lane_of(self, client: ClientEntry) -> int:
+        return max(0, client.consumer) % len(self.next)
+
+    def first_open(self, lane: int) -> int:
+        """Return the number of the first portion of a lane that is not done."""
+        lanes = len(self.next)
+        mine = (number for number in self.open if number % lanes == lane)
+        return min(mine, default=self.next[lane] * lanes + lane)
+
+    def is_lane_over(self, lane: int) -> bool:
+        """Return whether all portions of a lane are acknowledged as done."""
+        return self.first_open(lane) >= self.total()
+
+    def is_over(self) -> bool:
+        return all(self.is_lane_over(lane) for lane in range(len(self.next)))
+
+    def give(self, client: int, incarnation: int, request: int, numbers: list[int]) -> None:
+        """Give portions to a worker. The worker asks for more only after it has computed all
+        portions that it had for this client, so its death is not charged to these any more.
+        """
+        for portion in self.open.values():
+            if portion.client == client and incarnation in portion.missed:
+                portion.missed.remove(incarnation)
+        for number in numbers:
+            known = self.open.setdefault(number, Portion(client))
+            known.pass_to(client, incarnation, request)
+            step, lane = divmod(number, len(self.next))
+            if step == self.next[lane]:
+                self.next[lane] = step + 1
+                self._advance(lane)
+
+    def _advance(self, lane: int) -> None:
+        """Move the next step of a lane past the steps in `skip`, which are not given out as new
+        portions."""
+        while (end := sets.end_of(self.skip[lane], self.next[lane])) is not None:
+            self.next[lane] = end
+
+    def acknowledge(self, client: int, marks: list[tuple[int, int, bool]]) -> None:
+        for number, elements, done in marks:
+            portion = self.open.get(number)
+            if portion is None or portion.client != client:
+                continue
+            portion.acked = max(portion.acked, elements)
+            if done:
+                self._finish(client, number)
+
+    def _finish(self, client: int, number: int) -> None:
+        del self.open[number]
+        step = number // len(self.next)
+        sets.add(self.done.setdefault(client, []), step, step + 1)
+
+    def lose(self, incarnation: int, client: int, died: str, crashed: bool) -> None:
+        """Free the portions that an incarnation of a worker was computing. `died` names the worker
+        or process whose death is charged to each of these portions. It is "" if no death is
+        charged.
+
+        With a client, a reader has reported that a reply of the worker was lost. The reader may do
+        so before the dispatcher learns that the worker has died. When the dispatcher learns of the
+        death, the portions of that reply are therefore charged as well, although they are free by
+        then, or other workers compute them.
+        """
+        for portion in self.open.values():
+            was_computed = portion.incarnation == incarnation and client in (0, portion.client)
+            if was_computed:
+                portion.pass_to(portion.client)
+            if client:
+                if was_computed and incarnation not in portion.missed:
+                    portion.missed.append(incarnation)
+                continue
+            if incarnation in portion.missed:
+                portion.missed.remove(incarnation)
+            elif not was_computed:
+                continue
+            if died and crashed:
+                portion.deaths.append(died)
+            elif died:
+                portion.lost[incarnation] = died
+
+    def leave(self, client: int) -> None:
+        """Make the unfinished portions of a client free for other clients."""
+        for number, portion in self.open.items():
+            if portion.client == client:
+                portion.pass_to(0)
+                if portion.acked:
+                    self.left.setdefault(client, []).append((number, portion.acked))
+
+    def take_over(self, client: int, old: int) -> None:
+        for table in (self.done, self.left):
+            if old in table:
+                table[client] = table.pop(old)
+        self.readers.pop(old, None)
+        for portion in self.open.values():
+            if portion.client == old:
+                portion.pass_to(client)
+
+    def restore_saved(
+        self, client: ClientEntry, done: sets.Runs, open_: list[tuple[int, int]]
+    ) -> None:
+        """Set a client back to its saved state. The portions that it acknowledged after the state
+        was saved become open again, without the elements that another client had acknowledged
+        before.
+        """
+        lanes, lane = len(self.next), self.lane_of(client)
+        left = dict(self.left.pop(client.id, []))
+        elements = dict(open_)
+        for number, acked in chain(*self.left.values()):
+            elements[number] = max(acked, elements.get(number, 0))
+        had = self.done.pop(client.id, [])
+        since = sets.without(had, done)
+        kept = self.done[client.id] = sets.without(had, since)
+        for step in sets.members(since):
+            number = step * lanes + lane
+            self.open[number] = Portion(client.id, acked=elements.get(number, 0))
+        for number, portion in list(self.open.items()):
+            if portion.client != client.id and (portion.client or number not in left):
+                continue
+            step = number // lanes
+            if sets.end_of(done, step) is not None:
+                del self.open[number]
+                sets.add(kept, step, step + 1)
+            else:
+                self.open[number] = Portion(client.id, acked=elements.get(number, 0))
+        self.failed = ""
+
+    def skip_saved(
+        self, client: ClientEntry, done: sets.Runs, open_: list[tuple[int, int]]
+    ) -> None:
+        """Have a client continue from a saved state of another iteration: skip the portions that
+        are finished in that state, and give the client those that are unfinished in it. Do not
+        change portions of other clients.
+        """
+        lanes, lane = len(self.next), self.lane_of(client)
+        begun = self.next[lane]
+        mine = self.done.setdefault(client.id, [])
+        for start, stop in done:
+            sets.add(mine, max(start, begun), stop)
+            sets.add(self.skip[lane], start, stop)
+        for number, portion in list(self.open.items()):
+            step = number // lanes
+            if (
+                number % lanes == lane
+                and not portion.client
+                and sets.end_of(done, step) is not None
+            ):
+                del self.open[number]
+                sets.add(mine, step, step + 1)
+        for number, elements in open_:
+            step = number // lanes
+            known = self.open.get(number)
+            if (known is None and step >= begun) or (known is not None and not known.client):
+                self.open[number] = Portion(
+                    client.id, acked=max(elements, known.acked if known else 0)
+                )
+                sets.add(self.skip[lane], step, step + 1)
+        self._advance(lane)
 
 
 class Iteration(Row):
@@ -531,6 +767,16 @@ class BeginSnapshot(Record, tag=50):
     path: str
 
 
+PortionsChange: TypeAlias = (
+    GivePortions
+    | Acknowledge
+    | LosePortions
+    | FailPortions
+    | TakeOver
+    | RestoreSaved
+    | SkipSaved
+    | RevokeDeath
+)
 Change: TypeAlias = (
     RegisterDataset
     | PlaceWorker
@@ -546,16 +792,9 @@ Change: TypeAlias = (
     | GiveSplits
     | ReturnSplits
     | DecideCompression
-    | GivePortions
-    | Acknowledge
-    | LosePortions
-    | FailPortions
-    | TakeOver
-    | RestoreSaved
-    | SkipSaved
-    | RevokeDeath
     | StartTask
     | BeginSnapshot
+    | PortionsChange
 )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import msgspec
 
-from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
 
 
@@ -100,7 +99,7 @@ class DurableState(msgspec.Struct):
         iteration = self.iterations[self.clients.pop(number).iteration]
         iteration.clients.remove(number)
         if iteration.portions is not None:
-            range_math.leave(iteration.portions, number)
+            iteration.portions.leave(number)
         self._forget(iteration)
 
     def _forget(self, iteration: r.Iteration) -> None:
@@ -112,7 +111,7 @@ class DurableState(msgspec.Struct):
             del self.iterations[iteration.id]
             del self.jobs[iteration.job]
 
-    def _apply_to_portions(self, record: range_math.Change) -> None:
+    def _apply_to_portions(self, record: r.PortionsChange) -> None:
         of = (
             record.iteration
             if isinstance(record, r.LosePortions | r.FailPortions | r.RevokeDeath)
@@ -123,30 +122,30 @@ class DurableState(msgspec.Struct):
         assert portions is not None
         match record:
             case r.GivePortions(client, incarnation, request, numbers):
-                range_math.give(portions, client, incarnation, request, numbers)
+                portions.give(client, incarnation, request, numbers)
             case r.Acknowledge(client, marks):
-                range_math.acknowledge(portions, client, marks)
+                portions.acknowledge(client, marks)
             case r.LosePortions(_, incarnation, client, died, crashed):
-                range_math.lose(portions, incarnation, client, died, crashed)
+                portions.lose(incarnation, client, died, crashed)
             case r.RevokeDeath(_, incarnation):
                 for portion in portions.open.values():
                     portion.lost.pop(incarnation, None)
             case r.FailPortions(_, why):
                 portions.failed = why
             case r.TakeOver(client, old):
-                range_math.take_over(portions, client, old)
+                portions.take_over(client, old)
                 self.successors[old] = client
                 if old in self.clients:
                     del self.clients[old]
                     iteration.clients.remove(old)
             case r.RestoreSaved(client, done, open_):
-                range_math.restore_saved(portions, self.clients[client], done, open_)
-                over = range_math.is_over(portions)
+                portions.restore_saved(self.clients[client], done, open_)
+                over = portions.is_over()
                 after = r.IterationState.FINISHED if over else r.IterationState.OPEN
                 if iteration.state is not after:
                     iteration.enter(after)
             case r.SkipSaved(client, done, open_):
-                range_math.skip_saved(portions, self.clients[client], done, open_)
+                portions.skip_saved(self.clients[client], done, open_)
 
     def _end(self, iteration: r.Iteration, state: r.IterationState) -> None:
         iteration.enter(state)

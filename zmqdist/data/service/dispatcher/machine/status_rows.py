@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.autoscale import AutoScaler, bounded
 from zmqdist.data.service.dispatcher.machine.events import TaskReport
@@ -91,7 +90,7 @@ class Figures:
         rates = [self._rates[number] for number in open_ if number in self._rates]
         left = []  # in the other modes, no positions are assigned
         if iteration.portions is not None:
-            left = [range_math.positions_left(iteration.portions)]
+            left = [iteration.portions.positions_left()]
         elif job.terms.mode == r.DYNAMIC:
             left = [_left(cursor) for cursor in iteration.cursors]
         return {
