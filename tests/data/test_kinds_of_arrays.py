@@ -13,7 +13,7 @@ from tests.wire.test_plain_arrays import SUBCLASSES
 from tests.wire.wire_values import same
 from zmqdist.data import Dataset
 from zmqdist.data.service import elements
-from zmqdist.data.service.batch_compression import compress_batch, decompress_batch
+from zmqdist.data.service.compression import compress_batch, decompress_batch
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.wire import safe
 

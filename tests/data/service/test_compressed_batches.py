@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zmqdist.data.service import batch_compression
-from zmqdist.data.service.batch_compression import BYTES_MAX, compress_batch, decompress_batch
-from zmqdist.data.service.compression import codec_of
+from zmqdist.data.service import compression
+from zmqdist.data.service.compression import BYTES_MAX, codec_of, compress_batch, decompress_batch
 from zmqdist.errors import ResourceExhaustedError, WireError
 from zmqdist.limits import FRAMES_MAX, HEADER_BYTES_MAX
 from zmqdist.transport import memory_limits
@@ -91,5 +90,5 @@ def test_elements_for_which_there_is_no_memory_are_refused_by_name(
 def test_the_largest_ratio_of_each_codec_is_allowed(name: str) -> None:
     value = [np.zeros(2**22)]
     assert np.array_equal(
-        decompress_batch(batch_compression.compress_batch(value, name), "worker")[0], value[0]
+        decompress_batch(compression.compress_batch(value, name), "worker")[0], value[0]
     )

@@ -16,7 +16,7 @@ import zmqdist as zd
 from tests.wire.wire_values import Point, arrays, dtypes, filled, keys, same, scalars, texts, values
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.ops.padding import Ragged
-from zmqdist.data.service.batch_compression import compress_batch, decompress_batch
+from zmqdist.data.service.compression import compress_batch, decompress_batch
 from zmqdist.data.service.elements import (
     EACH,
     ROW_BYTES_MAX,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zmqdist.data.service.worker_selection import PROTOCOLS
+from zmqdist.data.service.policy import PROTOCOLS
 from zmqdist.errors import NotFoundError
 from zmqdist.transport.credentials import Credentials, credentials_for
 

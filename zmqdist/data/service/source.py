@@ -11,7 +11,7 @@ import msgspec
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode
 from zmqdist.data.ops.base import Op
-from zmqdist.data.service.dispatcher.machine.records import EXACTLY_ONCE, Terms
+from zmqdist.data.service.dispatcher.machine.records import Terms
 from zmqdist.data.service.reader.runtime import ReadRequest, SavedReader, ServiceReader
 from zmqdist.data.service.service_address import Service
 from zmqdist.data.structure import UNKNOWN_SPEC
@@ -112,35 +112,7 @@ def _next_request(dataset: DatasetLike, context: Context) -> ReadRequest:
             " job_name: leave out job_name, or use the dataset outside of functions, such as by "
             "repeat()"
         )
-    return read_request_of(op, context.begin_pass(dataset.memory, shared=True)[1])
-
-
-def read_request_of(op: Distributed, repetition: int) -> ReadRequest:
-    """Return the ReadRequest for an iterator that reads the `repetition`-th pass of the
-    operator.
-    """
-    terms = Terms(
-        op.dataset,
-        op.mode,
-        op.num_consumers,
-        op.target_workers,
-        bool(op.trainer),
-        op.delivery,
-        op.ordered,
-    )
-    return ReadRequest(
-        op.service,
-        terms,
-        op.job_name,
-        repetition,
-        op.max_outstanding,
-        op.consumer_index,
-        op.trainer,
-        op.protocol,
-        op.compression,
-        UNKNOWN_SPEC if op.spec is None else op.spec,
-        refresh_s=op.refresh_ms / 1000,
-    )
+    return ReadRequest(op, context.begin_pass(dataset.memory, shared=True)[1])
 
 
 @operator("distribute", _ReadingNode)
@@ -175,9 +147,21 @@ class Distributed(Op):
         """The Credentials for connections to the dispatcher and the workers."""
         return Service(self.service, self.token_file, self.keys_dir, self.insecure).credentials
 
+    @property
+    def terms(self) -> Terms:
+        """The terms on which the dataset is read."""
+        return Terms(
+            self.dataset,
+            self.mode,
+            self.num_consumers,
+            self.target_workers,
+            bool(self.trainer),
+            self.delivery,
+            self.ordered,
+        )
+
     def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
-        portioned = self.delivery == EXACTLY_ONCE or self.ordered
-        return (_PortionsNode if portioned else _ReadingNode)(dataset, context)
+        return (_PortionsNode if self.terms.portioned else _ReadingNode)(dataset, context)
 
     @property
     def is_shared(self) -> bool:

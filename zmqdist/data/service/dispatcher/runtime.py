@@ -43,7 +43,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -67,6 +67,7 @@ from zmqdist.data.service.dispatcher.store import DatasetStore
 from zmqdist.data.service.snapshots.service import SnapshotService
 from zmqdist.data.service.validation import checked
 from zmqdist.data.splits import PortionRules, portion_rules, split_providers
+from zmqdist.data.tree import Tree
 from zmqdist.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -81,6 +82,8 @@ from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.transport.loop import Loop
 
 log = logging.getLogger("zmqdist.data")
+
+Parsed = TypeVar("Parsed")
 
 PREFIX: Final = "zmqdist.data."
 ROLES: Final = frozenset({"worker", "submit"})
@@ -256,10 +259,8 @@ class DataDispatcher:
             if error is None
             else ev.JournalFailed(error.error_code, error.message)
         )
-        try:
+        with suppress(OpError):  # the dispatcher has stopped, so no caller waits for this commit
             self._loop.call_soon(self.handle, event)
-        except OpError:
-            pass  # the dispatcher has stopped, so no caller waits for this commit
 
     # -- events and effects ------------------------------------------------------------------------
 
@@ -481,8 +482,12 @@ class DataDispatcher:
     ) -> None:
         _check_terms(terms)
         fingerprint = self._dataset(terms.dataset).fingerprint
-        sources = self._sources_of(fingerprint) if terms.mode == r.DYNAMIC else ()
-        grain = self._grain_of(fingerprint) if terms.portioned else None
+        sources: tuple[int, ...] = ()
+        grain = None
+        if terms.mode == r.DYNAMIC:
+            sources = self._parsed(self._sources, fingerprint, _source_counts)
+        if terms.portioned:
+            grain = self._parsed(self._grains, fingerprint, portion_rules)
         state = None if saved is None else ev.SavedRequest(*saved)
         unnamed = f"anonymous_job_{self.machine.state.next_job}_{secrets.token_hex(4)}"
         event = ev.OpenRequest(
@@ -501,29 +506,23 @@ class DataDispatcher:
         )
         self._handle_request(call, event)
 
-    def _sources_of(self, fingerprint: str) -> tuple[int, ...]:
-        found = self._sources.get(fingerprint)
-        if found is None:
-            found = tuple(
-                each.count for each in split_providers(deserialize(self._datasets.get(fingerprint)))
-            )
-            self._sources[fingerprint] = found
-        return found
-
-    def _grain_of(self, fingerprint: str) -> PortionRules:
-        """Return how a dataset can be cut into portions. The result is cached, because parsing a
-        description of megabytes takes long."""
-        found = self._grains.get(fingerprint)
-        if found is None:
-            found = self._grains[fingerprint] = portion_rules(
-                deserialize(self._datasets.get(fingerprint))
-            )
-        return found
+    def _parsed(
+        self, results: dict[str, Parsed], fingerprint: str, read: Callable[[Tree], Parsed]
+    ) -> Parsed:
+        """Return what `read` returns for a dataset. The result is kept in `results`, because
+        parsing a description of megabytes takes long."""
+        if fingerprint not in results:
+            results[fingerprint] = read(deserialize(self._datasets.get(fingerprint)))
+        return results[fingerprint]
 
     def _close(self) -> None:
         self._writer.shutdown(wait=False)
         if self._journal is not None:
             self._journal.close()
+
+
+def _source_counts(dataset: Tree) -> tuple[int, ...]:
+    return tuple(provider.count for provider in split_providers(dataset))
 
 
 def _check_terms(terms: r.Terms) -> None:

@@ -41,7 +41,7 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from functools import partial
 from math import inf
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -49,9 +49,17 @@ from zmqdist import clock as time
 from zmqdist.data.iterators import CloseInterrupts
 from zmqdist.data.ops.background import FORKED
 from zmqdist.data.service import local_workers
-from zmqdist.data.service.dispatcher.machine.records import Terms
 from zmqdist.data.service.elements import check_spec
-from zmqdist.data.service.policy import STATIC, ShardingPolicy, check_shared
+from zmqdist.data.service.policy import (
+    LOCAL_PROTOCOL,
+    PROTOCOLS,
+    STATIC,
+    ShardingPolicy,
+    check_local,
+    check_shared,
+    reads_from,
+    target_of,
+)
 from zmqdist.data.service.reader import delivery
 from zmqdist.data.service.reader.coordinated_machine import CoordinatedDelivery
 from zmqdist.data.service.reader.delivery import (
@@ -75,14 +83,7 @@ from zmqdist.data.service.reader.task_clients import LocalTask, RemoteTask, open
 from zmqdist.data.service.reader.window_machine import TaskWindow
 from zmqdist.data.service.retry import RETRIABLE, next_pause_s
 from zmqdist.data.service.split_requests import call_until_answered
-from zmqdist.data.service.worker_selection import (
-    LOCAL_PROTOCOL,
-    PROTOCOLS,
-    check_local,
-    reads_from,
-    target_of,
-)
-from zmqdist.data.structure import UNKNOWN_SPEC, invalid
+from zmqdist.data.structure import invalid
 from zmqdist.errors import (
     ABORTED,
     FailedPreconditionError,
@@ -100,6 +101,9 @@ from zmqdist.rpc.handler_errors import code_and_message
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import split_key
 from zmqdist.transport.loop import Loop
+
+if TYPE_CHECKING:
+    from zmqdist.data.service.source import Distributed
 
 log = logging.getLogger("zmqdist.data")
 
@@ -163,26 +167,20 @@ class SavedReader(msgspec.Struct, frozen=True):
 
 
 class ReadRequest(msgspec.Struct, frozen=True):
-    """The arguments of a reader: which data it reads, and how."""
+    """What a reader reads.
 
-    dispatcher: str
-    terms: Terms
-    job_name: str | None
+    Attributes:
+      op: the operator, which says which data are read, and how.
+      repetition: the number of the pass.
+      saved: the state from which a reader of portions continues.
+      reader, again: those of `events.OpenRequest`.
+    """
+
+    op: Distributed
     repetition: int
-    max_outstanding: int = -1
-    consumer_index: int = -1
-    trainer: str = ""
-    protocol: str = ""
-    compression: str | None = "AUTO"
-    spec: Any = UNKNOWN_SPEC
     saved: SavedReader | None = None
-    """The state from which a reader of portions continues."""
     reader: int = 0
     again: bool = False
-    """`reader` and `again` are those of `events.OpenRequest`."""
-    refresh_s: float = 0.0
-    """Seconds between a reply to a `watch` request and the next `watch` request. With 0 the next
-    request is sent at once, and the dispatcher replies when the list changes."""
 
     @property
     def consumed(self) -> Consumed:
@@ -215,9 +213,12 @@ class ServiceReader:
         Raises:
           OpError: the dispatcher refused, or `interrupts` were closed (CancelledError).
         """
-        if request.terms.cache:
-            check_shared(request.job_name, request.repetition, request.terms.num_consumers)
+        op, terms = request.op, request.op.terms
+        if terms.cache:
+            check_shared(op.job_name, request.repetition, terms.num_consumers)
         self._request = request
+        self._op = op
+        self._terms = terms
         self._credentials = credentials
         self._stopped = threading.Event()
         self._open_cancelled = threading.Event()
@@ -245,41 +246,39 @@ class ServiceReader:
         self._dispatcher_error = ""
         """The error of the last request to the dispatcher, for the log. It is empty if the request
         succeeded."""
-        self._dispatcher = self._connect(request.dispatcher)
+        self._dispatcher = self._connect(op.service)
         self._opened: tuple[int, int] | None = None
         """(random number of the dispatcher's durable state, number of this client); None until the
         iteration is open."""
-        self._lanes = max(1, request.terms.num_consumers)
+        self._lanes = max(1, terms.num_consumers)
         self._consumption = Consumption(self._ready, self._lanes, request.consumed)
-        open_number = secrets.randbits(62)
-        terms = tuple(getattr(request.terms, name) for name in request.terms.__struct_fields__)
         saved = None if request.saved is None else request.saved.as_args()
-        lineage = (request.reader, request.again)
         args = (
-            open_number,
-            request.job_name,
+            secrets.randbits(62),
+            op.job_name,
             request.repetition,
-            terms,
-            request.consumer_index,
+            msgspec.structs.astuple(terms),
+            op.consumer_index,
             saved,
-            *lineage,
+            request.reader,
+            request.again,
         )
         self._loop = Loop("zmqdist-reader")
         self._loop.start()
         _readers.add(self)
         try:
             with interrupts.interruptible(self._cancel_open):
-                self._target = target_of(request.terms, self._deployment_mode())
+                self._target = target_of(terms, self._deployment_mode())
                 client, self.iteration, state, self._cut = call_until_answered(
                     self._dispatcher,
                     "open",
                     *args,
-                    what=f"reading from {request.dispatcher}",
+                    what=f"reading from {op.service}",
                     stopped=self._open_cancelled,
                 )
                 self._opened = (state, client)
                 if self._target == "LOCAL":
-                    check_local(request.terms, request.dispatcher, state)
+                    check_local(terms, op.service, state)
             self._delivery = self._delivery_for(client)
         except BaseException:
             self.close()
@@ -287,31 +286,28 @@ class ServiceReader:
         self._run_in_loop(self._watch)
 
     def _delivery_for(self, client: int) -> Delivery:
-        request, terms = self._request, self._request.terms
+        op, terms = self._op, self._terms
         if terms.portioned:
-            window = TaskWindow(client, request.trainer, request.max_outstanding)
+            window = TaskWindow(client, op.trainer, op.max_outstanding)
             first, ordered = self._cut[3], terms.ordered
             return ExactlyOnceDelivery(
-                window, self._consumption, self._lanes, first, ordered, request.consumed
+                window, self._consumption, self._lanes, first, ordered, self._request.consumed
             )
         if terms.coordinated:
             return CoordinatedDelivery(
-                client, request.consumer_index, request.max_outstanding, self._elements_of
+                client, op.consumer_index, op.max_outstanding, self._elements_of
             )
-        return PlainDelivery(client, request.trainer, request.max_outstanding)
+        return PlainDelivery(client, op.trainer, op.max_outstanding)
 
     def _deployment_mode(self) -> str:
         """Ask the dispatcher for its deployment mode. Return "" without asking if the mode has no
         influence on `target_of`."""
-        if (
-            self._request.terms.target_workers != "AUTO"
-            or ShardingPolicy(self._request.terms.mode) not in STATIC
-        ):
+        if self._terms.target_workers != "AUTO" or ShardingPolicy(self._terms.mode) not in STATIC:
             return ""
         config = call_until_answered(
             self._dispatcher,
             "config",
-            what=f"asking {self._request.dispatcher}",
+            what=f"asking {self._op.service}",
             stopped=self._open_cancelled,
         )
         return str(config["deployment_mode"])
@@ -328,7 +324,7 @@ class ServiceReader:
         Raises:
           OpError: the error of an element, or the error that ended the reading.
         """
-        coordinated = self._request.terms.coordinated
+        coordinated = self._terms.coordinated
         self._post(CONSUMER_BEGAN)
         while (value := self._take()) is not None:
             self._post(BATCH_TAKEN)
@@ -390,7 +386,7 @@ class ServiceReader:
 
     def _elements_of(self, value: tuple[Any, ...]) -> list[Any]:
         elements = open_batch(value)
-        check_spec(elements, self._request.spec)
+        check_spec(elements, self._op.element_spec(()))
         return elements
 
     def _take(self) -> Any:
@@ -401,7 +397,7 @@ class ServiceReader:
             while not self._queue and not self._over:
                 if not self._ready.wait(WAIT_LOG_S):
                     waited_s += WAIT_LOG_S
-                    where = f"(dispatcher {self._request.dispatcher}{self._dispatcher_error})"
+                    where = f"(dispatcher {self._op.service}{self._dispatcher_error})"
                     log.warning(
                         "a data reader has waited %.0f s for elements: %s %s",
                         waited_s,
@@ -570,7 +566,7 @@ class ServiceReader:
     def _end(self, error: OpError | None) -> None:
         if (
             error is not None
-            and self._request.terms.coordinated
+            and self._terms.coordinated
             and self._opened is not None
             and not self._over
         ):
@@ -642,8 +638,9 @@ class ServiceReader:
                 # for example, this reader is not allowed to connect to the worker
                 self._end(error)
         if not self._finished:
-            if self._request.refresh_s:
-                self._watch_later(self._request.refresh_s)
+            # With 0 send the next request at once: the dispatcher replies when the list changes.
+            if self._op.refresh_ms:
+                self._watch_later(self._op.refresh_ms / 1000)
             else:
                 self._watch()
 
@@ -652,7 +649,7 @@ class ServiceReader:
         other readers. Connect to new workers."""
         chance.shuffle(tasks)
         places = []
-        coordinated = self._request.terms.coordinated
+        coordinated = self._terms.coordinated
         for task, _worker, location, incarnation, tags, starting_round in tasks:
             if reads_from(self._target, coordinated, incarnation, tags):
                 address = split_key(location)[0] if location else ""
@@ -674,7 +671,7 @@ class ServiceReader:
         assert self._opened is not None
         address, key = split_key(location)
         state = self._opened[0]
-        protocol, shared = self._request.protocol, bool(self._request.trainer)
+        protocol, shared = self._op.protocol, bool(self._op.trainer)
         # Several trainers get the elements of a shared task, so its elements are not passed by
         # reference.
         worker = (
@@ -695,7 +692,7 @@ class ServiceReader:
                     f"Protocol '{protocol}' is not available for worker '{address}': {why}"
                 )
             )
-        return RemoteTask(self._connect(address, key), state, task, self._request.compression)
+        return RemoteTask(self._connect(address, key), state, task, self._op.compression)
 
 
 _readers: weakref.WeakSet[ServiceReader] = weakref.WeakSet()

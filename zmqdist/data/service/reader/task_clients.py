@@ -14,12 +14,11 @@ from typing import Any
 
 import msgspec
 
-from zmqdist.data.service import batch_compression
+from zmqdist.data.service import compression
 from zmqdist.data.service.elements import unpack
-from zmqdist.data.service.local_workers import LocalWorker
 from zmqdist.data.service.reader.delivery import FAILED, Wanted
 from zmqdist.data.service.worker.element_replies import Packed
-from zmqdist.data.service.worker.runtime import ELEMENTS
+from zmqdist.data.service.worker.runtime import ELEMENTS, TaskThreads
 from zmqdist.errors import OpError, WireError, from_code
 from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import StatusOrResult, ZmqClient, outcome_of
@@ -65,7 +64,7 @@ class LocalTask:
     without a data service."""
 
     def __init__(
-        self, worker: LocalWorker, address: str, state: int, task: int, soon: Callable[..., bool]
+        self, worker: TaskThreads, address: str, state: int, task: int, soon: Callable[..., bool]
     ) -> None:
         self._worker = worker
         self._address = address
@@ -115,4 +114,4 @@ def open_batch(value: tuple[Any, ...]) -> list[Any]:
     if len(value) == 4:
         return value[1]  # type: ignore[no-any-return]
     address, packed, _ = value
-    return unpack(batch_compression.decompress_batch(packed, address), address)
+    return unpack(compression.decompress_batch(packed, address), address)

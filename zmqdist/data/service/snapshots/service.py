@@ -171,37 +171,26 @@ class SnapshotService:
         self._pending.pop(incarnation, None)
         self._written.pop(incarnation, None)
         if address is not None and address not in self._addresses.values():
-            self._forget_workers([address])
+            self._forget_owners(lambda: {address})
 
     def _forget_missing_owners(self) -> None:
         """Mark as orphans the streams whose owners have not registered since the restart of the
         dispatcher."""
         present = set(self._addresses.values())
+        self._forget_owners(
+            lambda: {owner for each in self._snapshots.all() for owner in each.owners()} - present
+        )
 
-        def forget() -> None:
-            owners = {owner for each in self._snapshots.all() for owner in each.owners()}
-            for address in owners - present:
-                self._snapshots.worker_lost(address)
-
-        self._in_thread(forget)
-
-    def _forget_workers(self, addresses: Iterable[str]) -> None:
+    def _forget_owners(self, owners: Callable[[], set[str]]) -> None:
+        """Have a thread mark the streams of these workers as orphans. Then call `_changed` in the
+        loop thread."""
         if not self._snapshots.has_snapshots:
             return  # without snapshots no worker has a stream, and no thread is needed
 
-        def forget() -> None:
-            for address in addresses:
-                self._snapshots.worker_lost(address)
-
-        self._in_thread(forget)
-
-    def _in_thread(self, fn: Callable[[], None]) -> None:
-        """Have a thread call `fn`, which changes snapshots. Then call `_changed` in the loop
-        thread."""
-
         def run() -> None:
             try:
-                fn()
+                for address in owners():
+                    self._snapshots.worker_lost(address)
             except BaseException:
                 log.exception("the dispatcher could not update its snapshots")
             self._soon(self._changed)
@@ -396,10 +385,8 @@ class SnapshotService:
             self._pool.submit(run)
 
     def _soon(self, fn: Callable[..., object], *args: Any) -> None:
-        try:
+        with suppress(FailedPreconditionError):  # the dispatcher has ended
             self._loop.call_soon(fn, *args)
-        except FailedPreconditionError:
-            pass  # the loop refuses the call, because the dispatcher has ended
 
     def _close(self) -> None:
         """Wait until the threads have written their files, so that another dispatcher does not read

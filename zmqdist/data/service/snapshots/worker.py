@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -177,10 +178,8 @@ class SnapshotWorker:
     def _ended(self, stream: SnapshotStream) -> None:
         """Have the loop thread call `_note_ended` for a stream that has ended. Called in the
         stream's thread."""
-        try:
+        with suppress(OpError):  # the loop refuses the call, because the worker has ended
             self._loop.call_soon(self._note_ended, stream)
-        except OpError:
-            pass  # the loop refuses the call, because the worker has ended
 
     def _report_failure(
         self, stream: StreamProcess, code: int, message: str, then: Callable[[], None]

@@ -175,7 +175,7 @@ class StreamWriter:
         for x in self._iterator:
             self._check()
             if self._file is None:
-                self._file = self._opened(metadata["compression"])
+                self._file = _guarded(ElementsFile, self._open_path, metadata["compression"])
                 self._first = self._elements
             self._file.write(x)
             self._elements += 1
@@ -275,10 +275,6 @@ class StreamWriter:
 
     # -- chunks and commits --
 
-    def _opened(self, compression: str) -> ElementsFile:
-        made: ElementsFile = _guarded(ElementsFile, self._open_path, compression)
-        return made
-
     def _end_chunk(self) -> None:
         file, self._file = self._file, None
         if file is None:
@@ -353,9 +349,7 @@ class StreamWriter:
                 storage.remove(self._open_path)
 
     def _leave(self) -> None:
-        if self._file is not None:
-            self._file.abort()
-            self._file = None
+        self._drop_file()
         if self._iterator is not None:
             self._iterator.close()
         storage.remove_tree(self._work)

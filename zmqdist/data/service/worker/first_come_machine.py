@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from zmqdist.data.service.reader.delivery import END, FAILED, SOME, Wanted
-from zmqdist.data.service.worker.task_replies import TaskReply
+from zmqdist.data.service.worker.task_replies import BufferedMachine, TaskReply
 from zmqdist.errors import CancelledError
 
 
@@ -37,9 +37,8 @@ class ElementFailure(NamedTuple):
     error: BaseException
 
 
-class FirstComeBuffer:
-    """The elements of one task that wait for requests, and the requests that wait for elements. A
-    caller identifies its request by any object, `reply`.
+class FirstComeBuffer(BufferedMachine):
+    """The elements of one task that wait for requests, and the requests that wait for elements.
 
     Args:
       elements_min: the value of `room` until the size of an element is known.
@@ -48,70 +47,42 @@ class FirstComeBuffer:
 
     Attributes:
       elements: the elements that were computed and not taken yet.
-      waiting: the waiting requests, in the order in which they are served.
-      room: how many elements may wait in the buffer.
-      element_bytes: the size of the element that was weighed last.
       taken: number of elements that were taken, including failures.
-      closed: whether the task was dropped, so that no further element may be computed.
-      ended: whether no further element will be computed.
     """
 
     def __init__(self, elements_min: int, fits: Callable[[Iterable[Any], int], int]) -> None:
+        super().__init__(elements_min)
         self.elements: deque[Any] = deque()
-        self.waiting: deque[tuple[Wanted, Any]] = deque()
-        self.room = elements_min
-        self.element_bytes = 1
         self.taken = 0
-        self.closed = self.ended = False
         self._fits = fits
         self._failures = 0
         self._finished = False
-        self._error: BaseException | None = None
 
     # -- called by the thread that computes elements -----------------------------------------------
 
     def may_add(self) -> bool:
-        """Return whether another element may be computed."""
         return not self._failures and len(self.elements) < self.room
-
-    def weighed(self, element_bytes: int, elements_max: int) -> None:
-        """Record the size of an element, and how many elements of this size the buffer may have."""
-        self.element_bytes = element_bytes
-        self.room = elements_max
 
     def failed(self, error: BaseException) -> None:
         """Record that computing the next element raised `error`."""
         self.elements.append(ElementFailure(error))
         self._failures += 1
 
-    def end(self, error: BaseException | None = None) -> None:
-        """Record that the pipeline has ended. With an error, record that it has failed and that no
-        further element can be computed."""
-        self.ended = True
-        self._error = self._error or error
-
     def close(self) -> None:
-        """Drop the buffer, because the task was dropped."""
-        self.closed = self.ended = True
+        super().close()
         self.room = 0
         self.elements.clear()
 
     # -- called by the threads that take elements --------------------------------------------------
 
-    def add_request(self, wanted: Wanted, reply: Any) -> None:
-        """Add a request, to which `next_reply` will return the reply."""
-        self.waiting.append((wanted, reply))
-
     def next_reply(self) -> TaskReply | None:
-        """Return the next reply to send. Return None if no request waits or no reply is possible
-        yet."""
         if not self.waiting or not (self.elements or self.ended):
             return None
         wanted, reply = self.waiting.popleft()
         if self.elements and not self.closed:
             return self._take(wanted, reply)
-        if self._error is not None:
-            return TaskReply(reply, FAILED, self._error)
+        if self.error is not None:
+            return TaskReply(reply, FAILED, self.error)
         if self.closed:
             return TaskReply(reply, FAILED, CancelledError("the task was stopped"))
         return TaskReply(reply, END)
@@ -123,7 +94,7 @@ class FirstComeBuffer:
         finished = (
             self.ended
             and not (self.elements or self.closed or self._finished)
-            and self._error is None
+            and self.error is None
         )
         self._finished = self._finished or finished
         return finished

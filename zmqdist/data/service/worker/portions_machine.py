@@ -38,7 +38,7 @@ from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from zmqdist.data.service.reader.delivery import END, FAILED, SOME, Wanted
-from zmqdist.data.service.worker.task_replies import TaskReply
+from zmqdist.data.service.worker.task_replies import BufferedMachine, TaskReply
 
 GIVEN_MAX: Final = 64
 """The largest number of portions in one request to the dispatcher."""
@@ -75,32 +75,21 @@ class PortionSegment:
         after it has appended the last element."""
 
 
-class PortionsLane:
-    """The buffer with the portions that a task computes for one reader. A caller identifies its
-    request by any object, `reply`.
+class PortionsLane(BufferedMachine):
+    """The buffer with the portions that a task computes for one reader.
 
     Args:
       elements_min: how many elements may be computed ahead until the size of an element is known.
-
-    Attributes:
-      room: how many elements the last segment, whose elements the thread computes, may have.
-      closed: whether the task was dropped, so that no further element may be computed.
-      waiting: the waiting requests, in the order in which they are served.
     """
 
     def __init__(self, elements_min: int) -> None:
-        self.room = elements_min
-        self.closed = False
+        super().__init__(elements_min)
         self._limit = elements_min
-        self._element_bytes = 1
         self._segments: deque[PortionSegment] = deque()
         self._coming: list[int] = []
         """The numbers of the portions that the dispatcher has given to this task and that the
         thread has not begun."""
         self._failures = self._taken = 0
-        self.waiting: deque[tuple[Wanted, Any]] = deque()
-        self._over = False
-        self._error: BaseException | None = None
         self._count = 1
         self._received_at = -inf
 
@@ -138,8 +127,7 @@ class PortionsLane:
         return len(self._segments[-1].elements) < self.room
 
     def weighed(self, element_bytes: int, elements_max: int) -> None:
-        """Record the size of an element, and how many elements of this size the buffer may have."""
-        self._element_bytes = element_bytes
+        super().weighed(element_bytes, elements_max)
         self._limit = elements_max
         self._make_room()
 
@@ -148,15 +136,8 @@ class PortionsLane:
         self._failures += 1
         segment.elements.append(PortionError(code, text))
 
-    def end(self, error: BaseException | None = None) -> None:
-        """Record that there are no more portions. With an error, record that no further portion can
-        be computed."""
-        self._over = True
-        self._error = error
-
     def close(self) -> None:
-        """Drop the buffer, because the task was dropped."""
-        self.closed = self._over = True
+        super().close()
         self._segments.clear()
         self.room = 0
 
@@ -165,7 +146,7 @@ class PortionsLane:
         weighed element), the number of elements in the buffer, and the largest number that it may
         have.
         """
-        return self._taken, self._taken * self._element_bytes, self._made(), self._limit
+        return self._taken, self._taken * self.element_bytes, self._made(), self._limit
 
     def _made(self) -> int:
         return sum(len(each.elements) for each in self._segments)
@@ -176,26 +157,20 @@ class PortionsLane:
 
     # -- called by the threads that take elements --------------------------------------------------
 
-    def add_request(self, wanted: Wanted, reply: Any) -> None:
-        """Add a request, to which `next_reply` will return the reply."""
-        self.waiting.append((wanted, reply))
-
     def next_reply(self) -> TaskReply | None:
-        """Return the next reply to send. Return None if no request waits or no reply is possible
-        yet."""
         first = self._segments[0] if self._segments else None
         something = first is not None and (first.done or bool(first.elements))
-        if not self.waiting or not (something or self._over):
+        if not self.waiting or not (something or self.ended):
             return None
         wanted, reply = self.waiting.popleft()
         if something:
             return self._take(wanted, reply)
-        if self._error is not None:
-            return TaskReply(reply, FAILED, self._error)
+        if self.error is not None:
+            return TaskReply(reply, FAILED, self.error)
         return TaskReply(reply, END)
 
     def _take(self, wanted: Wanted, reply: Any) -> TaskReply:
-        left = min(wanted.elements_max, max(1, wanted.bytes_max // self._element_bytes))
+        left = min(wanted.elements_max, max(1, wanted.bytes_max // self.element_bytes))
         elements: list[Any] = []
         runs: list[Run] = []
         while self._segments and left > 0:
@@ -222,7 +197,7 @@ class PortionsLane:
                 break
         self._taken += len(elements)
         in_hand = (*(each.number for each in self._segments), *self._coming)
-        tag = tuple(runs), len(elements) * self._element_bytes, in_hand
+        tag = tuple(runs), len(elements) * self.element_bytes, in_hand
         return TaskReply(reply, SOME, elements, tag)
 
     def _pop(self, buffer: deque[Any], count: int) -> tuple[list[Any], PortionError | None]:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
@@ -32,8 +33,7 @@ from typing import Any, Final, Protocol
 from zmqdist.data.dataset import deserialize
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service import local_workers
-from zmqdist.data.service.batch_compression import codec_for, compress_batch
-from zmqdist.data.service.compression import codec_of
+from zmqdist.data.service.compression import codec_for, codec_of, compress_batch
 from zmqdist.data.service.dispatcher.machine.records import DYNAMIC
 from zmqdist.data.service.elements import pack
 from zmqdist.data.service.policy import ShardingPolicy
@@ -148,7 +148,7 @@ class TaskHost(Protocol):
         """
 
     def figures(self) -> dict[int, tuple[Any, ...]]:
-        """Return the figures of the running tasks (data/service/dispatcher/machine/status_rows.py),
+        """Return the figures of the running tasks (data/service/dispatcher/machine/events.py),
         by number."""
 
     @property
@@ -539,10 +539,8 @@ class TaskThreads(TaskHost):
 
     def delete(self, number: int) -> None:
         """Delete a task whose only reader is in this process. Any thread may call this."""
-        try:
+        with suppress(OpError):  # the loop refuses the call, because the worker has ended
             self._loop.call_soon(self._delete, number)
-        except OpError:
-            pass  # the loop refuses the call, because the worker has ended
 
     def _delete(self, number: int) -> None:
         task = self._tasks.get(number)
@@ -663,7 +661,5 @@ class TaskThreads(TaskHost):
         )
 
     def _finished(self, task: WorkerTask) -> None:
-        try:
+        with suppress(OpError):  # the loop refuses the call, because the worker has ended
             self._loop.call_soon(self.finished, task.id)
-        except OpError:
-            pass  # the loop refuses the call, because the worker has ended

@@ -27,7 +27,7 @@ from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.elements import pack, weigh
 from zmqdist.data.service.reader.delivery import FAILED, SOME, Wanted
 from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply, Packed
-from zmqdist.data.service.worker.task_replies import TaskReply
+from zmqdist.data.service.worker.task_replies import ServingMachine, TaskReply
 from zmqdist.data.service.worker.task_runner import QueueRunner
 from zmqdist.data.structure import invalid
 from zmqdist.errors import CancelledError
@@ -39,23 +39,20 @@ BATCH_S: Final = 0.01
 the size if it took less."""
 
 
-class SharedWindow:
+class SharedWindow(ServingMachine):
     """The window of one task, and the requests of the trainers.
 
     Args:
       limit: largest size of the window, in bytes.
 
     Attributes:
-      waiting: the waiting requests, in order of arrival.
-      closed: whether the task was dropped.
       nbytes: size of the window, in bytes.
       batches_count: number of batches that were added to the window.
       replies_count: number of requests that got a batch.
     """
 
     def __init__(self, limit: int) -> None:
-        self.waiting: deque[tuple[Wanted, Any]] = deque()
-        self.closed = False
+        super().__init__()
         self.nbytes = self.batches_count = self.replies_count = 0
         self._limit = limit
         self._batches: deque[tuple[Packed, int]] = deque()
@@ -65,16 +62,11 @@ class SharedWindow:
         self._failure: BaseException | None = None
         """The error of the element after the last batch, until one request has got the error.
         Otherwise None."""
-        self._error: BaseException | None = None
 
     @property
     def needed_by(self) -> Wanted | None:
         """The request that needs a batch which is not computed yet; None if there is none."""
         return self.waiting[0][0] if self.waiting and self._failure is None else None
-
-    def add_request(self, wanted: Wanted, reply: Any) -> None:
-        """Add a request, to which `next_reply` will return the reply."""
-        self.waiting.append((wanted, reply))
 
     def add(self, batch: Packed | None, nbytes: int, failure: BaseException | None) -> None:
         """Add a computed batch, and the error of the element after it."""
@@ -89,8 +81,6 @@ class SharedWindow:
             self._first += 1
 
     def next_reply(self) -> TaskReply | None:
-        """Return the next reply to send. Return None if no request waits or no reply is possible
-        yet."""
         for request in list(self.waiting):
             wanted, reply = request
             # A trainer must not lose a batch to a request whose reader no longer waits.
@@ -103,8 +93,8 @@ class SharedWindow:
                 self.waiting.remove(request)
         if not self.waiting:
             return None
-        if self._error is not None:
-            return TaskReply(self.waiting.popleft()[1], FAILED, self._error)
+        if self.error is not None:
+            return TaskReply(self.waiting.popleft()[1], FAILED, self.error)
         if self._failure is not None:
             failure, self._failure = self._failure, None
             return TaskReply(self.waiting.popleft()[1], FAILED, failure)
@@ -119,11 +109,6 @@ class SharedWindow:
             return None
         self._positions[wanted.trainer] = position + 1
         return self._batches[position - self._first][0]
-
-    def end(self, error: BaseException | None) -> None:
-        """Record that `error` has ended the pipeline. Only the first error counts."""
-        self.closed = True
-        self._error = self._error or error
 
     def close(self) -> None:
         """Refuse all requests that need a further batch, because the task was dropped."""
@@ -180,7 +165,7 @@ class SharedRunner(QueueRunner[SharedWindow]):
         """Wait until a request needs a batch that is not computed yet, and return the request.
         Return None if the task has ended."""
         with self._lock:
-            while not self._machine.closed:
+            while not self._machine.ended:
                 # While `_serve` is scheduled, the window may already have the batch that the
                 # waiting requests need.
                 if not self._woken and (wanted := self._machine.needed_by) is not None:

@@ -20,7 +20,7 @@ from zmqdist.data.service.elements import weigh
 from zmqdist.data.service.reader.delivery import FAILED, SKIP, Wanted
 from zmqdist.data.service.split_requests import WorkerDrained
 from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply
-from zmqdist.data.service.worker.task_replies import TaskReply
+from zmqdist.data.service.worker.task_replies import BufferedMachine, ServingMachine, TaskReply
 from zmqdist.errors import InternalError
 from zmqdist.rpc.handler_errors import code_and_message
 
@@ -114,32 +114,6 @@ class PipelineRunner(Runner):
         return failure
 
 
-class ServingMachine(Protocol):
-    """A machine that replies to requests in order of arrival.
-
-    Attributes:
-      waiting: the requests, in the order in which they will be served.
-      closed: whether the task was dropped.
-    """
-
-    waiting: deque[tuple[Wanted, Any]]
-    closed: bool
-
-    def add_request(self, wanted: Wanted, reply: Any) -> None:
-        """Add a request, to which `next_reply` will return the reply."""
-
-    def next_reply(self) -> TaskReply | None:
-        """Remove a request from `waiting`, and return the reply to it. Return None if no reply is
-        possible now."""
-
-    def end(self, error: BaseException | None) -> None:
-        """Record that no further element will be computed, because of `error` or because the
-        pipeline has ended."""
-
-    def close(self) -> None:
-        """Drop the elements, because the task was dropped."""
-
-
 Serving = TypeVar("Serving", bound=ServingMachine)
 
 
@@ -229,22 +203,6 @@ class QueueRunner(PipelineRunner, Generic[Serving]):
 
     def _note_served(self) -> None:
         """Called without the lock after all ready replies have been sent."""
-
-
-class BufferedMachine(ServingMachine, Protocol):
-    """A machine with a bounded buffer of elements.
-
-    Attributes:
-      room: how many elements the deque to which the thread appends may have.
-    """
-
-    room: int
-
-    def may_add(self) -> bool:
-        """Return whether another element may be computed."""
-
-    def weighed(self, element_bytes: int, elements_max: int) -> None:
-        """Record the size of an element, and how many elements of this size the buffer may have."""
 
 
 Buffered = TypeVar("Buffered", bound=BufferedMachine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zmqdist.data.service.dispatcher.machine.autoscale import AutoScaler, bounded
+from zmqdist.data.service.dispatcher.machine.figures import AutoScaler, bounded
 from zmqdist.errors import InvalidArgumentError
 
 

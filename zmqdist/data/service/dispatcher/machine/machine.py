@@ -45,12 +45,12 @@ from zmqdist import errors
 from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.clients import Clients
+from zmqdist.data.service.dispatcher.machine.figures import Figures
 from zmqdist.data.service.dispatcher.machine.portions import PortionAssignment
 from zmqdist.data.service.dispatcher.machine.rounds import CoordinatedRounds
 from zmqdist.data.service.dispatcher.machine.snapshot import PlaceRow
 from zmqdist.data.service.dispatcher.machine.split_assignment import SplitAssignment
 from zmqdist.data.service.dispatcher.machine.state import DurableState
-from zmqdist.data.service.dispatcher.machine.status_rows import Figures
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal, Rules
 from zmqdist.data.service.dispatcher.machine.worker_list import not_in_list
 from zmqdist.data.service.dispatcher.machine.workers import WorkerTable

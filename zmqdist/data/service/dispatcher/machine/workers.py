@@ -6,6 +6,8 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
+import msgspec
+
 from zmqdist import errors
 from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
@@ -304,13 +306,12 @@ class WorkerTable:
         job = self._tables.state.jobs[iteration.job]
         terms = job.terms
         dataset = self._tables.state.datasets[terms.dataset]
-        fields = tuple(getattr(terms, name) for name in terms.__struct_fields__)
         return (
             task.id,
             task.iteration,
             dataset.id,
             dataset.fingerprint,
-            fields,
+            msgspec.structs.astuple(terms),
             len(iteration.cursors),
             task.starting_round,
             len(self._tables.worker_list.entries),
