@@ -32,7 +32,6 @@ PARTS = (
     "data/service/dispatcher/machine/clients.py",
     "data/service/dispatcher/machine/portions.py",
     "data/service/dispatcher/machine/rounds.py",
-    "data/service/dispatcher/machine/split_assignment.py",
     "data/service/dispatcher/machine/workers.py",
 )
 """The modules of machines whose names do not end in `machine`, as paths in the package."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from zmqdist.data.service.elements import unpack
 from zmqdist.data.service.reader.delivery import END, FAILED, SOME
-from zmqdist.data.service.worker.element_replies import Packed
+from zmqdist.data.service.worker.task_runner import Packed
 
 PATIENCE_S = 20.0
 

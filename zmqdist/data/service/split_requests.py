@@ -17,7 +17,7 @@ from typing import Any, Final
 from zmqdist import clock as time
 from zmqdist import limits
 from zmqdist.data.service.retry import FIRST_PAUSE_S, PATIENT, PAUSE_GROWS, RETRIABLE
-from zmqdist.data.service.worker.element_replies import POSITION, SOURCE
+from zmqdist.data.service.worker.tasks_machine import POSITION, SOURCE
 from zmqdist.errors import CancelledError, NotFoundError, OpError, UnavailableError
 from zmqdist.random import chance
 from zmqdist.rpc import internal_client
@@ -184,12 +184,9 @@ class SplitClient:
             for source, run in self._runs.items():
                 run.drained_in = -1
                 if run.next < run.stop:
-                    self._hand_back(source, run)
+                    request, runs = secrets.randbits(62), ((run.next, run.stop - run.next),)
+                    self._call("hand_back", *self._task, source, request, run.repetition, runs)
                     run.next = run.stop
-
-    def _hand_back(self, source: int, run: _Run) -> None:
-        runs = ((run.next, run.stop - run.next),)
-        self._call("hand_back", *self._task, source, secrets.randbits(62), run.repetition, runs)
 
     def portions(self, client: int, count: int) -> list[tuple[int, int, int, int, int]]:
         """Return the next portions for a reader. Blocks until the dispatcher has a portion. Return
@@ -210,14 +207,13 @@ class SplitClient:
         return self._call("definition", fingerprint, again=RETRIABLE)
 
     def _call(self, method: str, *args: Any, again: frozenset[int] = PATIENT) -> Any:
-        what, timeout_s = f"task {self._task[1]}", self._timeout_s
         return call_until_answered(
             self._client,
             method,
             *args,
-            what=what,
+            what=f"task {self._task[1]}",
             stopped=self.stopped,
-            timeout_s=timeout_s,
+            timeout_s=self._timeout_s,
             again=again,
         )
 

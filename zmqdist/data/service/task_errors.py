@@ -17,7 +17,7 @@ import msgspec
 from zmqdist.data.iterators import failing_operator
 from zmqdist.data.service.retry import RETRIABLE
 from zmqdist.data.service.split_requests import PositionsUnavailable, WorkerDrained
-from zmqdist.data.service.worker.element_replies import POSITION, SOURCE, TAKEN
+from zmqdist.data.service.worker.tasks_machine import POSITION, SOURCE, TAKEN
 from zmqdist.errors import UNKNOWN, OpError, UnknownError, from_code
 from zmqdist.rpc.handler_errors import TRACEBACK, code_and_message
 

@@ -43,7 +43,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -104,17 +104,6 @@ REQUESTS: Final[dict[str, Callable[..., ev.Request]]] = {
     "compression": ev.CompressionRequest,
 }
 """The methods whose arguments are the fields of a request of the machine."""
-
-SAVED: TypeAlias = tuple[
-    Number,
-    Number,
-    Number,
-    tuple[Number, Number, Number],
-    Number,
-    tuple[tuple[Number, Number], ...],
-    tuple[tuple[Number, Number], ...],
-]
-"""A client's saved state as it is in a request, with the fields of `events.SavedRequest`."""
 
 
 class DataDispatcher:
@@ -476,7 +465,7 @@ class DataDispatcher:
         repetition: Number,
         terms: r.Terms,
         consumer: Number,
-        saved: SAVED | None,
+        saved: ev.SavedRequest | None,
         reader: Number,
         again: bool,
     ) -> None:
@@ -488,7 +477,6 @@ class DataDispatcher:
             sources = self._parsed(self._sources, fingerprint, _source_counts)
         if terms.portioned:
             grain = self._parsed(self._grains, fingerprint, portion_rules)
-        state = None if saved is None else ev.SavedRequest(*saved)
         unnamed = f"anonymous_job_{self.machine.state.next_job}_{secrets.token_hex(4)}"
         event = ev.OpenRequest(
             call,
@@ -500,7 +488,7 @@ class DataDispatcher:
             unnamed,
             consumer,
             grain,
-            state,
+            saved,
             reader,
             again,
         )

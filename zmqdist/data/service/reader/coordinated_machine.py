@@ -225,23 +225,20 @@ class CoordinatedDelivery(Delivery):
                 continue
             near = source.common < self._round or source.next - self._round < ROUNDS_MAX
             if (near and not full) or not source.worker_alive:
-                effects.append(self._request_of(source))
+                source.in_flight = True
+                wanted = Wanted(
+                    min(ROUNDS_MAX, self._limit),
+                    BATCH_BYTES,
+                    SKIP_S,
+                    self._reader,
+                    self._consumer,
+                    source.next,
+                    source.skipped,
+                )
+                effects.append(RequestElements(source, wanted))
         if self._current_watch_args() != self._reported:
             effects.append(RequestNews())
         return effects
-
-    def _request_of(self, source: RoundsSource) -> RequestElements:
-        source.in_flight = True
-        wanted = Wanted(
-            min(ROUNDS_MAX, self._limit),
-            BATCH_BYTES,
-            SKIP_S,
-            self._reader,
-            self._consumer,
-            source.next,
-            source.skipped,
-        )
-        return RequestElements(source, wanted)
 
     def _answered(
         self, source: RoundsSource, kind: int, value: Any, error: OpError | None, now: float

@@ -192,7 +192,6 @@ class TaskLink(msgspec.Struct, eq=False):
     """The connection to one task, in one incarnation of its worker."""
 
     location: str
-    incarnation: int
     client: LocalTask | RemoteTask
     replies: deque[list[Any]] = msgspec.field(default_factory=deque)
     """A list for each request in flight, in the order of the requests. A list is empty until the
@@ -247,8 +246,8 @@ class ServiceReader:
         """The error of the last request to the dispatcher, for the log. It is empty if the request
         succeeded."""
         self._dispatcher = self._connect(op.service)
-        self._opened: tuple[int, int] | None = None
-        """(random number of the dispatcher's durable state, number of this client); None until the
+        self._opened = (0, 0)
+        """(random number of the dispatcher's durable state, number of this client); zeros until the
         iteration is open."""
         self._lanes = max(1, terms.num_consumers)
         self._consumption = Consumption(self._ready, self._lanes, request.consumed)
@@ -413,7 +412,6 @@ class ServiceReader:
     def state(self) -> dict[str, Any]:
         """Return the state of a reader of portions, as a dict of JSON types. Call this in the
         consumer's thread."""
-        assert self._opened is not None
         state, client = self._opened
         done, open_ = map(tuple, self._consumption.saved())
         cut = self._cut[:3]
@@ -425,7 +423,7 @@ class ServiceReader:
         """Have the thread that opens the iteration stop waiting for the dispatcher. Called when the
         iterator is closed meanwhile."""
         self._open_cancelled.set()
-        if self._opened is None:
+        if self._opened == (0, 0):
             self._dispatcher.close()
 
     def interrupt(self) -> None:
@@ -450,7 +448,7 @@ class ServiceReader:
             for link in self._links.values():
                 if isinstance(link.client, LocalTask):
                     link.client.delete()
-        if self._opened is not None:
+        if self._opened != (0, 0):
             try:
                 self._consumption.finish()
                 marks = self._consumption.marks()
@@ -534,7 +532,6 @@ class ServiceReader:
                         self._queue.extend(items)
                         self._ready.notify_all()
                 case NotifyDispatcher(method, payload):
-                    assert self._opened is not None
                     then = partial(self._reported, effect)
                     self._start(self._dispatcher, then, method, *self._opened, payload)
                 case delivery.RequestNews():
@@ -567,7 +564,7 @@ class ServiceReader:
         if (
             error is not None
             and self._terms.coordinated
-            and self._opened is not None
+            and self._opened != (0, 0)
             and not self._over
         ):
             # Leave the job, because the dispatcher waits for the watch requests of all consumers:
@@ -594,7 +591,6 @@ class ServiceReader:
         call.add_done_callback(partial(self._run_in_loop, then))
 
     def _watch(self) -> None:
-        assert self._opened is not None
         self._watch_number += 1
         then = partial(self._watched, self._watch_number)
         watch_args = self._delivery.watch_args()
@@ -657,7 +653,7 @@ class ServiceReader:
                 link = self._links.get((task, incarnation))
                 if location and incarnation >= 0 and (link is None or link.location != location):
                     client = self._task_client(task, location, incarnation)
-                    self._links[task, incarnation] = TaskLink(location, incarnation, client)
+                    self._links[task, incarnation] = TaskLink(location, client)
         # Drop the links to earlier incarnations of a task's worker. Keep the links while the worker
         # is away (its incarnation is negative then) or the task is not listed, because
         # CoordinatedDelivery still sends requests to the incarnation that it knows.
@@ -668,7 +664,6 @@ class ServiceReader:
         return places, len(places) < len(tasks)
 
     def _task_client(self, task: int, location: str, incarnation: int) -> LocalTask | RemoteTask:
-        assert self._opened is not None
         address, key = split_key(location)
         state = self._opened[0]
         protocol, shared = self._op.protocol, bool(self._op.trainer)

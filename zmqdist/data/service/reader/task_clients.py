@@ -17,8 +17,8 @@ import msgspec
 from zmqdist.data.service import compression
 from zmqdist.data.service.elements import unpack
 from zmqdist.data.service.reader.delivery import FAILED, Wanted
-from zmqdist.data.service.worker.element_replies import Packed
 from zmqdist.data.service.worker.runtime import ELEMENTS, TaskThreads
+from zmqdist.data.service.worker.task_runner import Packed
 from zmqdist.errors import OpError, WireError, from_code
 from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import StatusOrResult, ZmqClient, outcome_of

@@ -30,6 +30,31 @@ AGAIN_S: Final = 0.05
 """Seconds before the worker sends a failed request again."""
 
 
+def report_until_replied(
+    loop: Loop,
+    calls: LoopClient,
+    method: str,
+    args: Callable[[], tuple[Any, ...]],
+    matters: Callable[[], bool],
+    then: Callable[[], None],
+) -> None:
+    """Call a method of the dispatcher, and repeat the call until the dispatcher replies with
+    success or a permanent error, or until `matters()` is False. Call `then` after the reply.
+    """
+
+    def send() -> None:
+        if matters():
+            calls.call(method, args(), replied)
+
+    def replied(value: Any, error: OpError | None) -> None:
+        if error is None or error.error_code not in RETRIABLE:
+            then()
+        else:
+            loop.set_timer(send, loop.now() + AGAIN_S, send)
+
+    send()
+
+
 class SnapshotWorker:
     """Writes the streams of one worker. It is a part of the worker's data service.
 
@@ -67,11 +92,6 @@ class SnapshotWorker:
         self._client: ZmqClient | None = None
         self._left: Callable[[], None] | None = None
         loop.on_stop(self.close)
-
-    @property
-    def idle(self) -> bool:
-        """Whether the worker writes no stream."""
-        return not self._writing
 
     @property
     def writing(self) -> int:
@@ -184,15 +204,14 @@ class SnapshotWorker:
     def _report_failure(
         self, stream: StreamProcess, code: int, message: str, then: Callable[[], None]
     ) -> None:
-        def replied(value: Any, error: OpError | None) -> None:
-            if error is None or error.error_code not in RETRIABLE:
-                then()
-            elif self._writing.get(stream.path) is stream:
-                again = partial(self._report_failure, stream, code, message, then)
-                self._loop.set_timer((self, stream.path), self._loop.now() + AGAIN_S, again)
-
-        what = (self._incarnation, stream.path, stream.index, code, message)
-        self._calls.call("zmqdist.data.stream_ended", what, replied)
+        report_until_replied(
+            self._loop,
+            self._calls,
+            "zmqdist.data.stream_ended",
+            lambda: (self._incarnation, stream.path, stream.index, code, message),
+            lambda: self._writing.get(stream.path) is stream,
+            then,
+        )
 
     def _note_ended(self, stream: SnapshotStream | StreamProcess) -> None:
         self._ending.discard(stream)

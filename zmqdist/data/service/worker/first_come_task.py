@@ -18,13 +18,14 @@ from zmqdist import clock as time
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.elements import fits, is_scalar
 from zmqdist.data.service.task_errors import TaskFailure
-from zmqdist.data.service.worker.element_replies import TAKEN, DescribeError
 from zmqdist.data.service.worker.first_come_machine import FirstComeBuffer
 from zmqdist.data.service.worker.task_runner import (
     BUFFER_ELEMENTS_MAX,
     BUFFER_ELEMENTS_MIN,
     BufferRunner,
+    DescribeError,
 )
+from zmqdist.data.service.worker.tasks_machine import TAKEN
 
 
 class FirstComeRunner(BufferRunner[FirstComeBuffer]):
@@ -45,9 +46,9 @@ class FirstComeRunner(BufferRunner[FirstComeBuffer]):
           open: a function that opens the pipeline. The runner's thread calls it.
           finished: a function that is called once, in any thread, when the last element has been
             taken.
-          describe_error: a DescribeError (element_replies.py), which makes the errors that readers
+          describe_error: a DescribeError (task_runner.py), which makes the errors that readers
             get.
-          progress: the task's progress (element_replies.py), which this object updates.
+          progress: the task's progress (tasks_machine.py), which this object updates.
           failed: the crash of an earlier process of this task. One request gets this error before
             any element, or every request if the task has failed for good.
         """

@@ -15,9 +15,14 @@ from typing import Any, TypeAlias
 from zmqdist import clock as time
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.reader.delivery import END, Wanted
-from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply
 from zmqdist.data.service.worker.portions_machine import PortionSegment, PortionsLane
-from zmqdist.data.service.worker.task_runner import BUFFER_ELEMENTS_MIN, BufferRunner, Runner
+from zmqdist.data.service.worker.task_runner import (
+    BUFFER_ELEMENTS_MIN,
+    BufferRunner,
+    DescribeError,
+    ElementReply,
+    Runner,
+)
 from zmqdist.rpc.handler_errors import code_and_message
 
 Portion: TypeAlias = tuple[int, int, int, int, int]
@@ -39,16 +44,13 @@ class PortionsRunner(Runner):
         Args:
           open: `open(number, start, length)` opens the pipeline over the positions of this portion.
             A lane's thread calls it.
-          describe_error: a DescribeError (element_replies.py), which makes the errors that readers
+          describe_error: a DescribeError (task_runner.py), which makes the errors that readers
             get.
           more: `more(client, count)` returns the next portions for a client. It blocks until the
             dispatcher has a portion, and returns an empty list when no more portions will come. A
             lane's thread calls it.
         """
-        self._name = name
-        self._open = open
-        self._describe_error = describe_error
-        self._more = more
+        self._new_lane = partial(_Lane, name, open, describe_error, more)
         self._lanes: dict[int, _Lane] = {}
         self._closed = False
 
@@ -58,9 +60,7 @@ class PortionsRunner(Runner):
             if self._closed:
                 reply.answer(END)
                 return
-            lane = self._lanes[wanted.reader] = _Lane(
-                self._name, wanted.reader, self._open, self._describe_error, self._more
-            )
+            lane = self._lanes[wanted.reader] = self._new_lane(wanted.reader)
         lane.ask(wanted, reply)
 
     def figures(self) -> tuple[Any, ...]:
@@ -86,10 +86,10 @@ class _Lane(BufferRunner[PortionsLane]):
     def __init__(
         self,
         name: str,
-        client: int,
         open: Callable[[int, int, int], DatasetIterator],
         describe_error: DescribeError,
         more: Callable[[int, int], list[Portion]],
+        client: int,
     ) -> None:
         super().__init__(f"{name}-{client}", PortionsLane(BUFFER_ELEMENTS_MIN), describe_error)
         self._open = open

@@ -12,10 +12,9 @@ from typing import Any, Final
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.elements import weigh
 from zmqdist.data.service.reader.delivery import FAILED, Wanted
-from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply
 from zmqdist.data.service.worker.rounds_machine import RoundsMachine
 from zmqdist.data.service.worker.task_replies import TaskReply
-from zmqdist.data.service.worker.task_runner import PipelineRunner
+from zmqdist.data.service.worker.task_runner import DescribeError, ElementReply, PipelineRunner
 from zmqdist.errors import CancelledError, FailedPreconditionError
 
 GROUPS_MAX: Final = 64
@@ -38,7 +37,7 @@ class RoundsRunner(PipelineRunner):
 
         Args:
           open: a function that opens the pipeline. The runner's thread calls it.
-          describe_error: a DescribeError (element_replies.py), which makes the errors that readers
+          describe_error: a DescribeError (task_runner.py), which makes the errors that readers
             get.
         """
         super().__init__(name, describe_error)
@@ -84,18 +83,14 @@ class RoundsRunner(PipelineRunner):
             try:
                 answers = decision()
             except BaseException as error:
-                answers = self._fail([*waiting, *new], self._failure(error))
+                failure = self._failure(error)
+                answers = [TaskReply(reply, FAILED, failure) for reply in (*waiting, *new)]
+                for answer in answers:
+                    self._machine.withdraw(answer.reply)
             if self._closed or self._machine.groups < before:
                 self._changed.notify()
         for answer in answers:
             self._send(answer)
-
-    def _fail(self, replies: list[ElementReply], error: BaseException) -> list[TaskReply]:
-        """Withdraw these requests, and return an error reply for each of them. Call it with the
-        lock held."""
-        for reply in replies:
-            self._machine.withdraw(reply)
-        return [TaskReply(reply, FAILED, error) for reply in replies]
 
     def _serve(self) -> None:
         self._decide(self._machine.serve)
@@ -105,18 +100,15 @@ class RoundsRunner(PipelineRunner):
     def _compute(self) -> None:
         with self._open() as iterator:
             while not self._closed:
-                group = self._next_group(iterator)
+                group: list[Any] = []
+                try:
+                    group.extend(islice(iterator, self._consumers))
+                except BaseException as error:
+                    what = f"element {self._made + len(group)}"
+                    raise self._describe_error(error, what) from None
                 if len(group) < self._consumers:
                     raise FailedPreconditionError(ENDED)
                 self._add(group)
-
-    def _next_group(self, iterator: DatasetIterator) -> list[Any]:
-        group: list[Any] = []
-        try:
-            group.extend(islice(iterator, self._consumers))
-        except BaseException as error:
-            raise self._describe_error(error, f"element {self._made + len(group)}") from None
-        return group
 
     def _add(self, group: list[Any]) -> None:
         """Add a group, send the replies that are ready, and wait until another group may be

@@ -38,16 +38,14 @@ from zmqdist.data.service.dispatcher.machine.records import DYNAMIC
 from zmqdist.data.service.elements import pack
 from zmqdist.data.service.policy import ShardingPolicy
 from zmqdist.data.service.reader.delivery import END, FAILED, SOME, Wanted
-from zmqdist.data.service.retry import RETRIABLE
-from zmqdist.data.service.snapshots.worker import SnapshotWorker
+from zmqdist.data.service.snapshots.worker import AGAIN_S, SnapshotWorker, report_until_replied
 from zmqdist.data.service.snapshots.writer import SnapshotTaskProgress
 from zmqdist.data.service.split_requests import SplitClient
 from zmqdist.data.service.task_errors import describe_error
 from zmqdist.data.service.worker import rounds_task, shared_task
-from zmqdist.data.service.worker.element_replies import ElementReply, Packed
 from zmqdist.data.service.worker.first_come_task import FirstComeRunner
 from zmqdist.data.service.worker.portions_task import PortionsRunner
-from zmqdist.data.service.worker.task_runner import Runner
+from zmqdist.data.service.worker.task_runner import ElementReply, Packed, Runner
 from zmqdist.data.service.worker.tasks_machine import (
     BeginTask,
     DropTask,
@@ -76,9 +74,6 @@ log = logging.getLogger("zmqdist.data")
 PROFILE: Final = "zmqdist.data.profile"
 
 ELEMENTS: Final = "zmqdist.data.elements"
-
-AGAIN_S: Final = 0.05
-"""Seconds before the worker sends a failed request to the dispatcher again."""
 
 REPORT_S: Final = 5.0
 """Seconds between two reports of figures by a worker with running tasks."""
@@ -294,20 +289,15 @@ class DataWorker:
         self._end_if_drained()
 
     def _report_crash(self, number: int, how: str, then: Callable[[], None]) -> None:
-        def replied(value: Any, error: OpError | None) -> None:
-            if error is None or error.error_code not in RETRIABLE:
-                # after a permanent error the dispatcher will tell this worker to drop the task
-                then()
-            else:
-                again = partial(self._report_crash, number, how, then)
-                self._loop.set_timer((self, "crash", number), self._loop.now() + AGAIN_S, again)
-
-        if number in self._machine.tasks:
-            self._calls.call(
-                "zmqdist.data.crashed",
-                (self._machine.state, number, self._incarnation, how),
-                replied,
-            )
+        # after a permanent error the dispatcher will tell this worker to drop the task
+        report_until_replied(
+            self._loop,
+            self._calls,
+            "zmqdist.data.crashed",
+            lambda: (self._machine.state, number, self._incarnation, how),
+            lambda: number in self._machine.tasks,
+            then,
+        )
 
     def _profile(self, call: PendingCall) -> None:
         found = self.host.figures()
@@ -359,7 +349,7 @@ class DataWorker:
         self._calls.call("zmqdist.data.leave", (self._incarnation,), lambda value, error: None)
 
     def _end_if_drained(self) -> None:
-        if self._drained is not None and not self.num_tasks and self.snapshots.idle:
+        if self._drained is not None and not self.num_tasks and not self.snapshots.writing:
             if self._machine.tasks:
                 self._loop.set_timer(
                     (self, "drained"), self._loop.now() + FLUSH_S, self._end_if_sent

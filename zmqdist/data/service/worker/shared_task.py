@@ -26,9 +26,8 @@ from zmqdist import clock as time
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.elements import pack, weigh
 from zmqdist.data.service.reader.delivery import FAILED, SOME, Wanted
-from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply, Packed
 from zmqdist.data.service.worker.task_replies import ServingMachine, TaskReply
-from zmqdist.data.service.worker.task_runner import QueueRunner
+from zmqdist.data.service.worker.task_runner import DescribeError, ElementReply, Packed, QueueRunner
 from zmqdist.data.structure import invalid
 from zmqdist.errors import CancelledError
 
@@ -129,7 +128,7 @@ class SharedRunner(QueueRunner[SharedWindow]):
 
         Args:
           open: a function that opens the pipeline. The runner's thread calls it.
-          describe_error: a DescribeError (element_replies.py), which makes the errors that readers
+          describe_error: a DescribeError (task_runner.py), which makes the errors that readers
             get.
           limit: largest size of the window, in bytes.
         """

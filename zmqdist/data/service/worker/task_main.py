@@ -11,7 +11,7 @@ worker:
     a pipe per task      The worker sends Begin first, later perhaps HAND_BACK or REFUSE, and closes the pipe when it drops the task. This
                          process sends the task's figures, FINISHED when readers have taken the last element, and ANSWERED when, after
                          REFUSE, no request waits any more.
-    memory               This process writes the progress of each task (element_replies.py) to a row of shared memory. If the process
+    memory               This process writes the progress of each task (tasks_machine.py) to a row of shared memory. If the process
                          crashes, the worker reads the progress from this memory for the error text.
 """
 

@@ -12,7 +12,7 @@ class TaskReply(NamedTuple):
     """The reply to one request of a reader.
 
     Attributes:
-      reply: the handle of the request, as in element_replies.py.
+      reply: the handle of the request, an ElementReply (task_runner.py).
       kind: SOME, END, SKIP or FAILED (reader/delivery.py).
       value: the elements in order (SOME), or the error (FAILED): an element could not be computed,
         the task cannot continue, or the request was wrong.

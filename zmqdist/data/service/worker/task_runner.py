@@ -12,14 +12,14 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, MutableSequence
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from zmqdist import clock as time
 from zmqdist.data.iterators import DatasetIterator
+from zmqdist.data.service.compression import compress_batch
 from zmqdist.data.service.elements import weigh
 from zmqdist.data.service.reader.delivery import FAILED, SKIP, Wanted
 from zmqdist.data.service.split_requests import WorkerDrained
-from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply
 from zmqdist.data.service.worker.task_replies import BufferedMachine, ServingMachine, TaskReply
 from zmqdist.errors import InternalError
 from zmqdist.rpc.handler_errors import code_and_message
@@ -29,6 +29,54 @@ log = logging.getLogger("zmqdist.data")
 BUFFER_BYTES: Final = 32 << 20
 BUFFER_ELEMENTS_MAX: Final = 4096
 BUFFER_ELEMENTS_MIN: Final = 2
+
+
+DescribeError: TypeAlias = Callable[[BaseException, str], BaseException]
+"""`describe_error(error, subject)` returns the error that readers get for an error of a pipeline.
+`subject` is the element that could not be computed, for example "element 5".
+"""
+
+
+class Packed:
+    """Elements that are sent to several readers. They are packed once, and compressed once for each
+    codec."""
+
+    def __init__(self, value: Any) -> None:
+        """Take the result of elements.pack, which the caller must not change afterwards."""
+        self._forms: dict[str, Any] = {"": value}
+
+    def form(self, codec: str) -> Any:
+        """Return the elements compressed with `codec`. Any thread may call this. If two threads
+        compress at the same time, only one of the results is cached.
+        """
+        encoded = self._forms.get(codec)
+        if encoded is None:
+            encoded = self._forms[codec] = compress_batch(self._forms[""], codec)
+        return encoded
+
+
+class ElementReply(Protocol):
+    """The protocol of an object that sends the reply to one request.
+
+    Attributes:
+      answered: whether the task has called `answer`.
+    """
+
+    answered: bool
+
+    def wanted(self) -> bool:
+        """Return whether the reader still waits for the reply."""
+
+    def soon(self, fn: Callable[[], None]) -> bool:
+        """Have the loop that sends this reply call `fn` a little later, so that the reply can
+        contain elements that are computed meanwhile. Return False if that loop has ended and will
+        not call `fn`.
+        """
+
+    def answer(self, kind: int, value: Any = None, tag: Any = None) -> None:
+        """Send the reply, whose fields are those of a TaskReply. With the kind SOME, `value` is a
+        list of elements, or Packed. The task calls this once, in any thread.
+        """
 
 
 class Runner(Protocol):
@@ -60,7 +108,7 @@ class PipelineRunner(Runner):
         """Create the runner. Its thread starts with the first request, or with `start`.
 
         Args:
-          describe_error: a DescribeError (element_replies.py), which makes the errors that readers
+          describe_error: a DescribeError, which makes the errors that readers
             get.
         """
         self._describe_error = describe_error

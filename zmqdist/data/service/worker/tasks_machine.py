@@ -30,7 +30,12 @@ from zmqdist.data.service.dispatcher.machine.records import DYNAMIC, Terms
 from zmqdist.transitions import enter
 
 PROGRESS: Final = 3
-"""The length of a task's `progress`, a sequence of numbers (element_replies.py)."""
+"""The length of a task's `progress`, a sequence of numbers."""
+
+TAKEN, SOURCE, POSITION = range(PROGRESS)
+"""Indexes into a task's progress. At TAKEN is the number of elements that readers have taken. At
+POSITION is the last position that the task got, and at SOURCE is 1 + the number of its source, or 0
+if the task has got no position yet."""
 
 
 class WorkerTaskState(enum.Enum):
@@ -57,8 +62,7 @@ class WorkerTask:
 
     Attributes:
       definition: the fields of the task as the dispatcher sent them.
-      progress: numbers that show, in error texts, how much of the task is done
-        (element_replies.py).
+      progress: numbers that show, in error texts, how much of the task is done.
       failed: the crash of an earlier process of this task (task_errors.TaskFailure), or None.
       runner: the Runner of the task, set by the TaskHost.
       pipeline: the pipeline that the TaskHost runs over each portion, set when it begins the first

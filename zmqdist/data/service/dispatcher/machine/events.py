@@ -96,7 +96,7 @@ class RegisterRequest(CallerRequest, frozen=True):
     on_conflict: str = "keep"
 
 
-class SavedRequest(msgspec.Struct, frozen=True):
+class SavedRequest(msgspec.Struct, frozen=True, array_like=True):
     """The saved position of a reader of portions. A client sends it in an OpenRequest, to continue
     from this position.
 
@@ -110,13 +110,13 @@ class SavedRequest(msgspec.Struct, frozen=True):
       open: (number of the portion, number of elements received) of each unfinished portion.
     """
 
-    state: int
-    iteration: int
-    client: int
-    cut: tuple[int, int, int]
-    lanes: int
-    done: tuple[tuple[int, int], ...]
-    open: tuple[tuple[int, int], ...]
+    state: Number
+    iteration: Number
+    client: Number
+    cut: tuple[Number, Number, Number]
+    lanes: Number
+    done: tuple[tuple[Number, Number], ...]
+    open: tuple[tuple[Number, Number], ...]
 
 
 class OpenRequest(CallerRequest, frozen=True):

@@ -7,7 +7,7 @@ Theory
     that news arrives at once and no process polls.
 
     With a journal, the machine applies the changes of an event at once, but returns no effect until
-    the changes are durable (group_commit.py).
+    the changes are durable (tables.py).
 
 Promises, checked by tests/data/service/dispatcher/machine and tests/sim
     D1  A position of a DYNAMIC iteration is given to only one task, once. If a task repeats a
@@ -29,7 +29,7 @@ portions.py has the promises for jobs that are read in portions, which are those
 delivery or ordered reading.
 
 This file handles datasets and jobs, and passes every other event to a part of the machine:
-clients.py, workers.py, split_assignment.py, rounds.py or portions.py. All parts share one
+clients.py, workers.py, rounds.py or portions.py. All parts share one
 DispatcherTables (tables.py).
 Not here: sockets, files, the content of a pipeline.
 """
@@ -46,10 +46,9 @@ from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.clients import Clients
 from zmqdist.data.service.dispatcher.machine.figures import Figures
-from zmqdist.data.service.dispatcher.machine.portions import PortionAssignment
+from zmqdist.data.service.dispatcher.machine.portions import PortionAssignment, SplitAssignment
 from zmqdist.data.service.dispatcher.machine.rounds import CoordinatedRounds
 from zmqdist.data.service.dispatcher.machine.snapshot import PlaceRow
-from zmqdist.data.service.dispatcher.machine.split_assignment import SplitAssignment
 from zmqdist.data.service.dispatcher.machine.state import DurableState
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal, Rules
 from zmqdist.data.service.dispatcher.machine.worker_list import not_in_list
@@ -74,7 +73,7 @@ class DataDispatcherMachine:
     def __init__(self, rules: Rules, number: int, now: float) -> None:
         """Start with an empty state. `number` is random, and distinguishes this state from the
         states of earlier and later dispatchers."""
-        self._tables = DispatcherTables(rules, number)
+        self._tables = DispatcherTables(rules, number, now)
         self._clients = Clients(self._tables)
         self._workers = WorkerTable(self._tables, self._clients)
         self._split_assignment = SplitAssignment(self._tables)

@@ -1,5 +1,8 @@
-"""Portions are parts of the data. This part of DataDispatcherMachine decides which worker computes
-which portion for which client, until the client has acknowledged all elements of the portion.
+"""What workers compute. Portions are parts of the data: PortionAssignment decides which worker
+computes which portion for which client, until the client has acknowledged all elements of the
+portion. The jobs of DYNAMIC splits have no portions: SplitAssignment gives positions of their
+sources to tasks, first come, first served, and takes back the positions that leaving workers
+return.
 
 Theory
     A task requests portions on behalf of a client. The client acknowledges, for each portion, how
@@ -50,9 +53,12 @@ from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine import runs as sets
 from zmqdist.data.service.dispatcher.machine.clients import Clients
-from zmqdist.data.service.dispatcher.machine.split_assignment import SHARES, reassigned_text
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal
 from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
+
+SHARES: Final = 4
+"""One reply gives a task at most the remaining positions divided by (SHARES x number of tasks), so
+that near the end every task still gets positions."""
 
 DEATHS_MAX: Final = 3
 """When this many deaths are charged to one portion, the machine takes the pipeline for their cause,
@@ -65,7 +71,7 @@ in all."""
 
 
 class PortionAssignment:
-    """The part of the machine that gives out portions. The docstring of the module gives the
+    """The part of DataDispatcherMachine that gives out portions. The docstring of the module gives the
     promises."""
 
     def __init__(self, tables: DispatcherTables, clients: Clients, workers: WorkerTable) -> None:
@@ -270,8 +276,8 @@ class PortionAssignment:
 
     def missed(self, call: ev.MissedRequest) -> None:
         client = self._clients.registered_client(call.state, call.client)
-        iteration, _ = self._of(client)
-        self._lose(iteration, call.incarnation, client.id, "")
+        iteration, portions = self._of(client)
+        self._lose(iteration, portions, call.incarnation, client.id, "")
         self._tables.reply(call.token, None)
 
     # -- workers -----------------------------------------------------------------------------------
@@ -285,8 +291,8 @@ class PortionAssignment:
         self._revoke_charges()
         number = self._tables.worker_numbers.get(event.incarnation)
         name = "" if event.left or number is None else self._tables.state.workers[number].name
-        for iteration in self._active():
-            self._lose(iteration, event.incarnation, 0, name or "")
+        for iteration, portions in self._active():
+            self._lose(iteration, portions, event.incarnation, 0, name)
         for key in [key for key in self._tables.portion_requests if key[1] == event.incarnation]:
             # A task has a connection of its own, which may still be open. Without this reply the
             # task would wait for ever.
@@ -298,8 +304,8 @@ class PortionAssignment:
         """Free the portions of an incarnation whose address another process has now. That
         incarnation has died unless it was leaving."""
         died = "" if worker.incarnation in self._tables.leaving else worker.name
-        for iteration in self._active():
-            self._lose(iteration, worker.incarnation, 0, died)
+        for iteration, portions in self._active():
+            self._lose(iteration, portions, worker.incarnation, 0, died)
 
     def check_incarnations(self) -> None:
         """Free the portions of incarnations that ended while no dispatcher ran. If an incarnation
@@ -308,45 +314,39 @@ class PortionAssignment:
         """
         self._revoke_charges()
         incarnations = {worker.incarnation for worker in self._tables.state.workers.values()}
-        for iteration in self._active():
-            assert iteration.portions is not None
-            for incarnation in (
-                {each.incarnation for each in iteration.portions.open.values()} - incarnations - {0}
-            ):
-                self._lose(iteration, incarnation, 0, "")
+        for iteration, portions in self._active():
+            busy = {portion.incarnation for portion in portions.open.values()}
+            for incarnation in busy - incarnations - {0}:
+                self._lose(iteration, portions, incarnation, 0, "")
 
     def _revoke_charges(self) -> None:
         """Revoke the charged deaths of incarnations that are connected again, because these have
         not died."""
-        for iteration in self._active():
-            assert iteration.portions is not None
+        for iteration, portions in self._active():
             charged = {
-                incarnation
-                for each in iteration.portions.open.values()
-                for incarnation in each.lost
+                incarnation for portion in portions.open.values() for incarnation in portion.lost
             }
             for incarnation in sorted(charged & self._tables.members.keys()):
                 self._tables.change(r.RevokeDeath(iteration.id, incarnation))
                 self._tables.iterations_to_serve.add(iteration.id)
 
-    def _active(self) -> list[r.Iteration]:
+    def _active(self) -> list[tuple[r.Iteration, r.PortionsEntry]]:
         return [
-            each
-            for each in self._tables.state.iterations.values()
-            if each.portions is not None and each.state is r.IterationState.OPEN
+            (iteration, iteration.portions)
+            for iteration in self._tables.state.iterations.values()
+            if iteration.portions is not None and iteration.state is r.IterationState.OPEN
         ]
 
     def _lose(
         self,
         iteration: r.Iteration,
+        portions: r.PortionsEntry,
         incarnation: int,
         client: int,
         died: str,
         *,
         crashed: bool = False,
     ) -> None:
-        portions = iteration.portions
-        assert portions is not None
         if not any(
             (each.incarnation == incarnation and client in (0, each.client))
             or (not client and incarnation in each.missed)
@@ -430,7 +430,8 @@ class PortionAssignment:
         """
         task, worker = self._task_of(call)
         iteration = self._tables.state.iterations[task.iteration]
-        if iteration.portions is not None and iteration.state is r.IterationState.OPEN:
+        portions = iteration.portions
+        if portions is not None and iteration.state is r.IterationState.OPEN:
             for key in [
                 key
                 for key in self._tables.portion_requests
@@ -441,7 +442,7 @@ class PortionAssignment:
                 # died.
                 del self._tables.portion_requests[key]
             died = f"{worker.name} ({call.how})" if call.how else ""
-            self._lose(iteration, call.incarnation, 0, died, crashed=True)
+            self._lose(iteration, portions, call.incarnation, 0, died, crashed=True)
         self._tables.reply(call.token, None)
 
     def _reply_entry(
@@ -552,3 +553,104 @@ class PortionAssignment:
             given.append(step * lanes + lane)
             step += 1
         return given
+
+
+class SplitAssignment:
+    """The part of the machine that gives the positions of DYNAMIC iterations to tasks."""
+
+    def __init__(self, tables: DispatcherTables) -> None:
+        self._tables = tables
+
+    def _task(self, call: ev.SplitsRequest | ev.HandBackRequest) -> tuple[r.TaskEntry, r.Iteration]:
+        task = self._tables.state.tasks.get(call.task)
+        if call.state != self._tables.state.number or task is None or task.ended:
+            raise Refusal(errors.NOT_FOUND, f"task {call.task} does not exist, or has ended")
+        iteration = self._tables.state.iterations[task.iteration]
+        if self._tables.state.jobs[iteration.job].terms.mode != r.DYNAMIC:
+            raise Refusal(
+                errors.FAILED_PRECONDITION,
+                f"task {call.task} is not of a DYNAMIC job: it gets no positions from the "
+                f"dispatcher",
+            )
+        worker = self._tables.state.workers.get(task.worker)
+        if worker is None or worker.incarnation != call.incarnation:
+            raise Refusal(errors.UNAVAILABLE, reassigned_text(call.task))
+        if not 0 <= call.source < len(iteration.cursors):
+            raise Refusal(errors.INVALID_ARGUMENT, f"task {call.task} has no source {call.source}")
+        return task, iteration
+
+    def splits(self, call: ev.SplitsRequest) -> None:
+        task, iteration = self._task(call)
+        given = task.last_given.get(call.source)
+        if given is not None and given[0] == call.request:
+            self._tables.reply(call.token, given[2:])
+            return
+        if task.worker in self._tables.confirmed_gone:
+            # The worker's connection is broken, and this request came over the task's own
+            # connection. No reader reads the task now, so other tasks get the positions.
+            raise Refusal(errors.UNAVAILABLE, f"the worker of task {task.id} has no connection")
+        start, length = next_run(
+            iteration.cursors[call.source],
+            call.repetition,
+            self._share(iteration, call.source, call.count),
+        )
+        self._tables.change(
+            r.GiveSplits(task.id, call.source, call.request, call.repetition, start, length)
+        )
+        self._tables.reply(call.token, (start, length))
+
+    def _share(self, iteration: r.Iteration, source: int, count: int) -> int:
+        """Return how many positions to give in one reply."""
+        cursor = iteration.cursors[source]
+        if cursor.count != r.INFINITE:
+            count = min(count, (cursor.count - cursor.position) // (SHARES * len(iteration.tasks)))
+        return max(1, count)
+
+    def hand_back(self, call: ev.HandBackRequest) -> None:
+        task, iteration = self._task(call)
+        if call.request in task.handed_back:
+            self._tables.reply(call.token, None)
+            return
+        cursor = iteration.cursors[call.source]
+        sane = all(
+            start >= 0 and length > 0 and start + length <= cursor.position
+            for start, length in call.runs
+        )
+        if not sane:
+            raise Refusal(
+                errors.INVALID_ARGUMENT,
+                f"task {call.task} returns positions that were never given out",
+            )
+        self._tables.change(
+            r.ReturnSplits(task.id, call.source, call.repetition, list(call.runs), call.request)
+        )
+        self._tables.reply(call.token, None)
+
+
+def reassigned_text(task: int) -> str:
+    """Return the error text for a worker whose place another worker has taken.
+
+    The error's code is UNAVAILABLE, because the worker may register again. Then it gets the place
+    back, or the dispatcher tells it to drop the task. With NOT_FOUND the worker would conclude that
+    the task has ended, and would wrongly report it as done.
+    """
+    return f"task {task} belongs to another worker now"
+
+
+def next_run(cursor: r.Cursor, repetition: int, count: int) -> tuple[int, int]:
+    """Return the next positions of a source as (start, length). A length of 0 means that the
+    repetition has no positions left.
+
+    A request for a later repetition starts at the source's first position again, and a request for
+    an earlier repetition gets no positions. Each source has a repetition of its own.
+    """
+    if repetition < cursor.repetition:
+        return 0, 0
+    position, returned = (
+        (0, []) if repetition > cursor.repetition else (cursor.position, cursor.returned)
+    )
+    if returned:
+        start, length = returned[0]
+        return start, min(count, length)
+    left = inf if cursor.count == r.INFINITE else cursor.count - position
+    return (position, int(min(count, left))) if left > 0 else (position, 0)

@@ -12,7 +12,6 @@ import msgspec
 from zmqdist import errors
 from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.group_commit import GroupCommit
 from zmqdist.data.service.dispatcher.machine.state import DurableState
 from zmqdist.data.service.dispatcher.machine.worker_list import WorkerList
 
@@ -43,6 +42,89 @@ class Refusal(Exception):
         super().__init__(code, message)
         self.code = code
         self.message = message
+
+
+class GroupCommit:
+    """The effects of the machine, which wait until the changes on which they depend are in the
+    journal. Without a journal no effect waits.
+
+    The machine applies the changes of an event to its state at once, but returns no effect of the
+    event until these changes are durable. The runtime writes one group of records at a time. The
+    changes that are made meanwhile form the next group, so that a slow disk leads to larger groups
+    and not to more of them. While a group is being written, an effect waits even if its event
+    changed nothing, because the effect may show changes of the group.
+
+    When the journal fails, every waiting reply becomes an error, and the runtime loads the state
+    from the journal again. A caller that waits for news gets the error UNAVAILABLE and sends its
+    request again, because the changes that the request caused may be lost.
+    """
+
+    def __init__(self, journaled: bool) -> None:
+        self._journaled = journaled
+        self._records: list[bytes] = []
+        self._effects: list[ev.Effect] = []
+        self._held: list[ev.Effect] = []
+        """Effects to return when the group that is being written is durable."""
+        self._next: list[ev.Effect] = []
+        """Effects to return when the next group, whose writing has not begun, is durable."""
+        self._committing = False
+
+    def record(self, record: bytes) -> None:
+        """Add the record of a change that the current event made."""
+        if self._journaled:
+            self._records.append(record)
+
+    def effect(self, effect: ev.Effect) -> None:
+        """Add an effect of the current event."""
+        self._effects.append(effect)
+
+    def flush(self) -> list[ev.Effect]:
+        """End the current event. Return its effects if they need not wait for the journal.
+        Otherwise return a CommitJournal, or no effect while an earlier group is being written.
+        """
+        effects, self._effects = self._effects, []
+        if self._committing:
+            self._next += effects
+            return []
+        if self._records:
+            self._held = effects
+            return [self._group()]
+        return effects
+
+    def committed(self) -> list[ev.Effect]:
+        """Record that the group that was being written is durable. Return the effects that no
+        longer have to wait, and a CommitJournal if there is a next group.
+        """
+        ready, self._held, self._next = self._held, self._next, []
+        self._committing = False
+        if self._records:
+            return [*ready, self._group()]
+        ready += self._held
+        self._held = []
+        return ready
+
+    def failed(self, code: int, message: str) -> list[ev.Effect]:
+        """Record that the group could not be written. Return the effects that reload the state and
+        fail every waiting request."""
+        waiting = self._held + self._next
+        self._held, self._next, self._records = [], [], []
+        self._committing = False
+        refused: list[ev.Effect] = []
+        for each in waiting:
+            if isinstance(each, ev.ReplyToRequest) and each.news:
+                refused.append(
+                    ev.FailRequest(
+                        each.token, errors.UNAVAILABLE, f"send the request again: {message}"
+                    )
+                )
+            elif isinstance(each, ev.ReplyToRequest | ev.FailRequest):
+                refused.append(ev.FailRequest(each.token, code, message))
+        return [ev.Reload(), *refused]
+
+    def _group(self) -> ev.CommitJournal:
+        records, self._records = tuple(self._records), []
+        self._committing = True
+        return ev.CommitJournal(records)
 
 
 class DispatcherTables:
@@ -83,21 +165,31 @@ class DispatcherTables:
       tasks_of: maps a worker to its unfinished tasks.
     """
 
-    def __init__(self, rules: Rules, number: int) -> None:
+    def __init__(self, rules: Rules, number: int, now: float) -> None:
         self.rules = rules
         self.commits = GroupCommit(rules.fault_tolerant)
-        self.state = DurableState(number=number)
         self._fresh = number
+        self.state = DurableState(number=number)
         self.members: dict[int, ev.WorkerJoined] = {}
         self.first_version = number & 0xFFFFFF
         self.leaving: set[int] = set()
-        self.now = 0.0
+        self.now = now
         self.confirmed_gone: set[int] = set()
-        self.return_deadline = inf
-        self._live_tables()
+        self.restore(None, (), now)
 
-    def _live_tables(self) -> None:
-        """Reset the facts that are not durable, and build the indexes from the state."""
+    def restore(
+        self, snapshot: DurableState | None, records: Iterable[r.Change], now: float
+    ) -> None:
+        """Replace the state by the state in a journal. Each client counts as silent since `now`,
+        and each worker counts as missing until it registers.
+
+        Workers have at least `RETURN_S` to register, because it was the dispatcher that was away. A
+        worker that was known to be lost before the journal failed stays confirmed as gone.
+        """
+        gone = {self.state.workers[number].incarnation for number in self.confirmed_gone}
+        self.state = snapshot or DurableState(number=self._fresh)
+        for record in records:
+            self.state.apply(record)
         self.work_requests: dict[int, ev.WorkRequest] = {}
         self.watches: dict[int, tuple[ev.WatchRequest, float]] = {}
         self.portion_requests: dict[tuple[int, int], ev.PortionsRequest] = {}
@@ -105,9 +197,6 @@ class DispatcherTables:
         self.worker_numbers: dict[int, int] = {
             worker.incarnation: number for number, worker in self.state.workers.items()
         }
-        self.missing: dict[int, float] = {}
-        self.last_heard: dict[int, float] = {}
-        self.unread_since: dict[int, float] = {}
         self.versions: dict[int, int] = {}
         self.serving: dict[int, tuple[int, str]] = {}
         self.client_by_request = {
@@ -124,20 +213,33 @@ class DispatcherTables:
             job.name: number for number, job in self.state.jobs.items() if not job.anonymous
         }
         self.worker_list = WorkerList(self.rules.worker_addresses)
-        self.worker_list.restore(self._holders())
+        workers = {worker.index: worker for worker in self.state.workers.values()}
+        self.worker_list.restore(
+            [
+                (workers[index].address, workers[index].incarnation in self.members)
+                if index in workers
+                else ("", False)
+                for index in range(len(self.rules.worker_addresses))
+            ]
+        )
         self.tasks_of: dict[int, dict[int, None]] = {}
         for task in self.state.tasks.values():
             if not task.ended:
                 self.tasks_of.setdefault(task.worker, {})[task.id] = None
-
-    def _holders(self) -> list[tuple[str, bool]]:
-        held = {worker.index: worker for worker in self.state.workers.values()}
-        return [
-            (held[place].address, held[place].incarnation in self.members)
-            if place in held
-            else ("", False)
-            for place in range(len(self.rules.worker_addresses))
-        ]
+        since = now + max(0.0, RETURN_S - self.rules.worker_timeout_s)
+        self.missing: dict[int, float] = {
+            n: since
+            for n, worker in self.state.workers.items()
+            if worker.incarnation not in self.members
+        }
+        self.confirmed_gone = {
+            number for number in self.missing if self.state.workers[number].incarnation in gone
+        }
+        self.return_deadline = now + RETURN_S if self.missing else inf
+        self.last_heard: dict[int, float] = dict.fromkeys(self.state.clients, now)
+        self.unread_since: dict[int, float] = {
+            n: now for n, each in self.state.iterations.items() if not each.clients
+        }
 
     def change(self, record: r.Change) -> None:
         """Apply a change to the state, and add its record to the journal's next group."""
@@ -214,35 +316,8 @@ class DispatcherTables:
         the restored state serves it."""
         watches = (watch for watch, _ in self.watches.values())
         pending = (*self.work_requests.values(), *watches, *self.portion_requests.values())
-        self.work_requests, self.watches, self.portion_requests = {}, {}, {}
+        self.work_requests.clear()
+        self.watches.clear()
+        self.portion_requests.clear()
         text = "the dispatcher has gone back to the state in its journal"
         return [ev.FailRequest(request.token, errors.UNAVAILABLE, text) for request in pending]
-
-    def restore(
-        self, snapshot: DurableState | None, records: Iterable[r.Change], now: float
-    ) -> None:
-        """Replace the state by the state in a journal. Each client counts as silent since `now`,
-        and each worker counts as missing until it registers.
-
-        Workers have at least `RETURN_S` to register, because it was the dispatcher that was away. A
-        worker that was known to be lost before the journal failed stays confirmed as gone.
-        """
-        gone = {self.state.workers[number].incarnation for number in self.confirmed_gone}
-        self.state = snapshot or DurableState(number=self._fresh)
-        for record in records:
-            self.state.apply(record)
-        self._live_tables()
-        since = now + max(0.0, RETURN_S - self.rules.worker_timeout_s)
-        self.missing = {
-            n: since
-            for n, worker in self.state.workers.items()
-            if worker.incarnation not in self.members
-        }
-        self.confirmed_gone = {
-            number for number in self.missing if self.state.workers[number].incarnation in gone
-        }
-        self.return_deadline = now + RETURN_S
-        self.last_heard = dict.fromkeys(self.state.clients, now)
-        self.unread_since = {
-            n: now for n, each in self.state.iterations.items() if not each.clients
-        }
