@@ -405,11 +405,6 @@ class SnapshotManager:
                 raise NotFoundError(f"{path}: this dispatcher has no snapshot there")
             return self._by_path[path]
 
-    @property
-    def has_snapshots(self) -> bool:
-        """Whether the dispatcher has any snapshot."""
-        return bool(self._by_path)
-
     def create(
         self, path: str, dataset: str, spec: Any, compression: str | None, request: str
     ) -> SnapshotFolder:

@@ -184,7 +184,7 @@ class SnapshotService:
     def _forget_owners(self, owners: Callable[[], set[str]]) -> None:
         """Have a thread mark the streams of these workers as orphans. Then call `_changed` in the
         loop thread."""
-        if not self._snapshots.has_snapshots:
+        if not self._snapshots.all():
             return  # without snapshots no worker has a stream, and no thread is needed
 
         def run() -> None:
@@ -216,7 +216,7 @@ class SnapshotService:
         version = self._version
         # Every worker sends this request, so do not use a thread for it while there are no
         # snapshots.
-        if not self._snapshots.has_snapshots:
+        if not self._snapshots.all():
             self._assigned(call, incarnation, has, {}, version)
             return
 

@@ -52,9 +52,9 @@ class FirstComeRunner(BufferRunner[FirstComeBuffer]):
           failed: the crash of an earlier process of this task. One request gets this error before
             any element, or every request if the task has failed for good.
         """
-        super().__init__(name, FirstComeBuffer(BUFFER_ELEMENTS_MIN, fitting), describe_error)
+        buffer = FirstComeBuffer(BUFFER_ELEMENTS_MIN, fitting)
+        super().__init__(name, open, describe_error, buffer)
         self._progress = progress
-        self._open = open
         self._finished = finished
         self._started = inf
         self._taken_before = progress[TAKEN]

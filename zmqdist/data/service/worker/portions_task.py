@@ -91,8 +91,8 @@ class _Lane(BufferRunner[PortionsLane]):
         more: Callable[[int, int], list[Portion]],
         client: int,
     ) -> None:
-        super().__init__(f"{name}-{client}", PortionsLane(BUFFER_ELEMENTS_MIN), describe_error)
-        self._open = open
+        buffer = PortionsLane(BUFFER_ELEMENTS_MIN)
+        super().__init__(f"{name}-{client}", open, describe_error, buffer)
         self._more = partial(more, client)
 
     def figures(self) -> tuple[int, int, int, int]:

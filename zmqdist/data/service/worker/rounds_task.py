@@ -40,8 +40,7 @@ class RoundsRunner(PipelineRunner):
           describe_error: a DescribeError (task_runner.py), which makes the errors that readers
             get.
         """
-        super().__init__(name, describe_error)
-        self._open = open
+        super().__init__(name, open, describe_error)
         self._made = 0
         self._consumers = consumers
         self._group_bytes = 1

@@ -132,9 +132,8 @@ class SharedRunner(QueueRunner[SharedWindow]):
             get.
           limit: largest size of the window, in bytes.
         """
-        super().__init__(name, SharedWindow(limit), describe_error)
+        super().__init__(name, open, describe_error, SharedWindow(limit))
         self.window = self._machine
-        self._open = open
         self._made = 0
         self._limit = limit
         self._count = 1

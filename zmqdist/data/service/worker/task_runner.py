@@ -104,13 +104,17 @@ class PipelineRunner(Runner):
     requests.
     """
 
-    def __init__(self, name: str, describe_error: DescribeError) -> None:
+    def __init__(
+        self, name: str, open: Callable[..., DatasetIterator], describe_error: DescribeError
+    ) -> None:
         """Create the runner. Its thread starts with the first request, or with `start`.
 
         Args:
+          open: a function that opens the pipeline. The runner's thread calls it.
           describe_error: a DescribeError, which makes the errors that readers
             get.
         """
+        self._open = open
         self._describe_error = describe_error
         self._has_logged = False
         self._lock = threading.Lock()
@@ -169,8 +173,14 @@ class QueueRunner(PipelineRunner, Generic[Serving]):
     """Runs a task whose machine replies to requests in order of arrival. `_lock` guards the
     machine."""
 
-    def __init__(self, name: str, machine: Serving, describe_error: DescribeError) -> None:
-        super().__init__(name, describe_error)
+    def __init__(
+        self,
+        name: str,
+        open: Callable[..., DatasetIterator],
+        describe_error: DescribeError,
+        machine: Serving,
+    ) -> None:
+        super().__init__(name, open, describe_error)
         self._machine = machine
         self._woken = False
         """Whether a call of `_serve` is scheduled."""
@@ -259,10 +269,8 @@ Buffered = TypeVar("Buffered", bound=BufferedMachine)
 class BufferRunner(QueueRunner[Buffered]):
     """Runs a task whose thread fills a bounded buffer."""
 
-    def __init__(self, name: str, machine: Buffered, describe_error: DescribeError) -> None:
-        super().__init__(name, machine, describe_error)
-        self._idle_s = 0.0
-        """Seconds for which the thread has waited for room."""
+    _idle_s = 0.0
+    """Seconds for which the thread has waited for room."""
 
     def _fill(
         self,

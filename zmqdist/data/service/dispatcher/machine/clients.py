@@ -69,14 +69,14 @@ class Clients:
         self._tables.last_heard[client.id] = now
         self._forget_watch(client.id)
         if call.version != self.version(iteration.id):
-            self._tables.reply_news(call.token, self._news_for(iteration, call))
+            self._tables.reply(call.token, self._news_for(iteration, call), news=True)
         else:
             self._tables.watches[client.id] = (call, now)
 
     def _forget_watch(self, client: int) -> None:
         before = self._tables.watches.pop(client, None)
         if before is not None:
-            self._tables.reply_news(before[0].token, None)
+            self._tables.reply(before[0].token, None, news=True)
 
     def version(self, iteration: int) -> int:
         return self._tables.versions.setdefault(iteration, self._tables.first_version)
@@ -170,7 +170,7 @@ class Clients:
             watch = self._tables.watches.pop(number, None)
             if watch is not None:
                 self._tables.last_heard[number] = self._tables.now
-                self._tables.reply_news(watch[0].token, self._news_for(iteration, watch[0]))
+                self._tables.reply(watch[0].token, self._news_for(iteration, watch[0]), news=True)
 
     def release(
         self, call: ev.ReleaseRequest, now: float, end: Callable[[r.Iteration], None]
@@ -217,7 +217,7 @@ class Clients:
             del self._tables.watches[number]
             self._tables.last_heard[number] = now
             iteration = self._tables.state.iterations[self._tables.state.clients[number].iteration]
-            self._tables.reply_news(watch.token, self._news_for(iteration, watch))
+            self._tables.reply(watch.token, self._news_for(iteration, watch), news=True)
 
     def collect(self, now: float, end: Callable[[r.Iteration], None]) -> None:
         """Release clients that have been silent for `client_timeout_s`, and end iterations that

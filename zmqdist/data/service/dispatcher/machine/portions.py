@@ -143,9 +143,8 @@ class PortionAssignment:
             without losing elements.
         """
         iteration = self._tables.state.iterations.get(saved.iteration)
-        if saved.state != self._tables.state.number or iteration is None:
-            return None
-        if iteration.state is r.IterationState.COLLECTED:
+        elsewhere = saved.state != self._tables.state.number
+        if elsewhere or iteration is None or iteration.state is r.IterationState.COLLECTED:
             return None
         self.check(saved, iteration)
         portions = iteration.portions

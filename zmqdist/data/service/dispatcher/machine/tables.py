@@ -303,13 +303,10 @@ class DispatcherTables:
         self.iterations_to_serve.discard(iteration)
         return True
 
-    def reply(self, token: ev.Token, value: Any) -> None:
-        """Reply to a request once all changes so far are durable."""
-        self.commits.effect(ev.ReplyToRequest(token, value))
-
-    def reply_news(self, token: ev.Token, value: Any) -> None:
-        """Reply to a WatchRequest or WorkRequest, once all changes so far are durable."""
-        self.commits.effect(ev.ReplyToRequest(token, value, news=True))
+    def reply(self, token: ev.Token, value: Any, *, news: bool = False) -> None:
+        """Reply to a request once all changes so far are durable. `news` tells whether this is a
+        WatchRequest or WorkRequest."""
+        self.commits.effect(ev.ReplyToRequest(token, value, news))
 
     def refuse_pending(self) -> list[ev.Effect]:
         """Return effects that refuse each pending request, so that its caller sends it again and

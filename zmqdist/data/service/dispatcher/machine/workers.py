@@ -253,7 +253,7 @@ class WorkerTable:
             self._note_serving(call, number)
         before = self._tables.work_requests.pop(call.incarnation, None)
         if before is not None:
-            self._tables.reply_news(before.token, None)
+            self._tables.reply(before.token, None, news=True)
         self._tables.work_requests[call.incarnation] = call
         self.notify(number)
 
@@ -294,7 +294,7 @@ class WorkerTable:
         ]
         if new or drop:
             del self._tables.work_requests[worker.incarnation]
-            self._tables.reply_news(work.token, (self._tables.state.number, new, drop))
+            self._tables.reply(work.token, (self._tables.state.number, new, drop), news=True)
 
     def _definition(self, task: r.TaskEntry) -> tuple[Any, ...]:
         """Return a task in the form that is sent to its worker: (task, iteration, dataset id,
