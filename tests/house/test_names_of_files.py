@@ -190,7 +190,6 @@ def put_dataset(folder: Path, name: str) -> Callable[[], Any]:
         store = DatasetStore(str(folder / "work"))
         store.put(name, "text")
         assert store.get(name) == "text"
-        store.discard(name)
 
     return put
 
