@@ -16,7 +16,7 @@ import pytest
 from tests.data.service.clusters import TestCluster, values
 from tests.data.service.replies import PATIENCE_S, Answer
 from zmqdist.data import Dataset
-from zmqdist.data.service.reader.delivery import SOME, Wanted
+from zmqdist.data.service.reader.delivery import SOME, Demand
 from zmqdist.data.service.task_errors import describe_error
 from zmqdist.data.service.worker import runtime as worker_runtime
 from zmqdist.data.service.worker.first_come_machine import FirstComeBuffer
@@ -68,7 +68,7 @@ class Spoiled(Answer):
 
 
 def ask(runner: Runner, number: int, answer: Answer) -> Answer:
-    runner.ask(Wanted(1, MANY, None, 1, 0, number, False, "trainer"), answer)
+    runner.ask(Demand(1, MANY, None, 1, 0, number, False, "trainer"), answer)
     return answer
 
 
@@ -150,7 +150,7 @@ def test_a_reader_that_stops_while_its_request_waits_does_not_hold_up_the_others
     with closing(runner):
         ask(runner, 0, Stopped())
         answer = Answer()
-        runner.ask(Wanted(1, MANY, None, 1, 1, 0), answer)
+        runner.ask(Demand(1, MANY, None, 1, 1, 0), answer)
         go.set()
         assert len(answer.result()) == 1
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.data.service.replies import Answer
 from zmqdist.data import Dataset
-from zmqdist.data.service.reader.delivery import Wanted
+from zmqdist.data.service.reader.delivery import Demand
 from zmqdist.data.service.worker.first_come_task import FirstComeRunner
 from zmqdist.errors import CancelledError
 
@@ -19,7 +19,7 @@ MANY = 1 << 20
 
 def ask(runner: FirstComeRunner) -> Answer:
     answer = Answer()
-    runner.ask(Wanted(2, MANY, None, 1), answer)
+    runner.ask(Demand(2, MANY, None, 1), answer)
     return answer
 
 

@@ -13,7 +13,7 @@ from tests.data.service.clusters import until
 from tests.data.service.replies import Answer
 from zmqdist.data import Dataset
 from zmqdist.data.service.dispatcher.machine.events import TaskReport
-from zmqdist.data.service.reader.delivery import Wanted
+from zmqdist.data.service.reader.delivery import Demand
 from zmqdist.data.service.worker.rounds_task import GROUPS_MAX, RoundsRunner
 from zmqdist.errors import AbortedError, CancelledError, FailedPreconditionError
 
@@ -40,7 +40,7 @@ def ask(
     rounds: int = 1,
 ) -> Answer:
     answer = Answer()
-    runner.ask(Wanted(rounds, MANY, 0.1, reader, consumer, round_, skipped), answer)
+    runner.ask(Demand(rounds, MANY, 0.1, reader, consumer, round_, skipped), answer)
     return answer
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.data.service.replies import Answer
 from zmqdist.data import Dataset
 from zmqdist.data.service.elements import weigh
-from zmqdist.data.service.reader.delivery import Wanted
+from zmqdist.data.service.reader.delivery import Demand
 from zmqdist.data.service.worker.shared_task import SharedRunner
 from zmqdist.errors import CancelledError, InvalidArgumentError
 
@@ -36,7 +36,7 @@ def running(limit: int = LARGE, dataset: Dataset | None = None) -> Iterator[Shar
 
 def ask(runner: SharedRunner, trainer: str, elements: int = 1) -> Answer:
     answer = Answer()
-    runner.ask(Wanted(elements, LARGE, trainer=trainer), answer)
+    runner.ask(Demand(elements, LARGE, trainer=trainer), answer)
     return answer
 
 
@@ -115,7 +115,7 @@ def test_a_batch_is_packed_once_for_all_readers() -> None:
     with running() as runner:
         for trainer in "ab":
             answer = Kept()
-            runner.ask(Wanted(1, LARGE, trainer=trainer), answer)
+            runner.ask(Demand(1, LARGE, trainer=trainer), answer)
             answer.result()
     assert given[0] is given[1]
 

@@ -14,7 +14,7 @@ from tests.data.service.clusters import TestCluster
 from zmqdist import errors
 from zmqdist.data import Dataset
 from zmqdist.data.service.reader import runtime
-from zmqdist.data.service.reader.delivery import FAILED, SOME, Wanted
+from zmqdist.data.service.reader.delivery import FAILED, SOME, Demand
 from zmqdist.data.service.reader.task_clients import RemoteTask
 from zmqdist.rpc import client, internal_client
 
@@ -55,7 +55,7 @@ def test_whatever_decoding_raises_is_the_reply(
     monkeypatch.setattr(internal_client, "start", lambda *_, **__: Finished(read))
     replies: list[Any] = []
     task = RemoteTask(SimpleNamespace(address="worker"), 1, 2, None)  # type: ignore[arg-type]
-    task.ask(Wanted(1, 1), lambda *reply: replies.append(reply))
+    task.ask(Demand(1, 1), lambda *reply: replies.append(reply))
     [(kind_seen, _, error)] = replies
     assert (kind_seen, errors.OK if error is None else error.error_code) == (kind, code)
 

@@ -17,7 +17,7 @@ from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.machine import DataDispatcherMachine
 from zmqdist.data.service.dispatcher.machine.state import DurableState
 from zmqdist.data.service.dispatcher.machine.tables import Rules
-from zmqdist.data.service.reader.delivery import Wanted
+from zmqdist.data.service.reader.delivery import Demand
 from zmqdist.data.service.worker.first_come_machine import FirstComeBuffer
 from zmqdist.data.service.worker.task_replies import TaskReply
 from zmqdist.data.service.worker.tasks_machine import (
@@ -169,7 +169,7 @@ class SimDispatcher:
                     isinstance(request_of, ev.SplitsRequest)
                     and request_of.task in self.machine.state.tasks
                 ):
-                    sim.gave(request_of, self.machine.state.tasks[request_of.task].last_given)
+                    sim.gave(request_of, self.machine.state.tasks[request_of.task].last_replies)
 
         sim.in_order(link, "up", arrive)
 
@@ -311,7 +311,7 @@ class SimTask:
         self._run = (0, 0)
         self._started = False
 
-    def ask(self, wanted: Wanted, then: SendTaskReply) -> None:
+    def ask(self, wanted: Demand, then: SendTaskReply) -> None:
         self._buffer.add_request(wanted, then)
         if not self._started:
             self._started = True
@@ -326,7 +326,7 @@ class SimTask:
 
     def _produce(self) -> None:
         sim = self.worker.sim
-        if self.dropped or not self.worker.alive or self._buffer.ended:
+        if self.dropped or not self.worker.alive or self._buffer.finished:
             return
         if not self._buffer.may_add():
             self._full_since = sim.clock.now

@@ -10,7 +10,7 @@ from typing import Any
 from tests.sim.simulations.data_links import SimRequest
 from tests.sim.simulations.data_parts import FULL_S, SendTaskReply, SimDataWorker, SimTask
 from zmqdist.data.service.dispatcher.machine import events as ev
-from zmqdist.data.service.reader.delivery import Wanted
+from zmqdist.data.service.reader.delivery import Demand
 from zmqdist.data.service.worker.portions_machine import PortionSegment, PortionsLane
 from zmqdist.data.service.worker.tasks_machine import WorkerTask
 from zmqdist.errors import RESOURCE_EXHAUSTED, UNAVAILABLE
@@ -31,7 +31,7 @@ class SimPortionTask(SimTask):
         super().__init__(worker, task, state)
         self._lanes: dict[int, SimLane] = {}
 
-    def ask(self, wanted: Wanted, then: SendTaskReply) -> None:
+    def ask(self, wanted: Demand, then: SendTaskReply) -> None:
         lane = self._lanes.get(wanted.reader)
         if lane is None:
             lane = self._lanes[wanted.reader] = SimLane(self, wanted.reader)
@@ -69,9 +69,7 @@ class SimLane:
         return self._task.dropped or not self._task.worker.alive
 
     def _more(self) -> None:
-        self._get(
-            self._sim.random.getrandbits(40), self.machine.portions_wanted(self._sim.clock.now)
-        )
+        self._get(self._sim.random.getrandbits(40), self.machine.request_size(self._sim.clock.now))
 
     def _get(self, request: int, count: int) -> None:
         task, worker = self._task, self._task.worker
@@ -103,7 +101,7 @@ class SimLane:
         if self._segment is None:
             self._begin()
         elif not self._coming:
-            self._segment.done, self._segment = True, None
+            self._segment.is_complete, self._segment = True, None
             self.serve()
             self._make()
         elif self.machine.may_add():

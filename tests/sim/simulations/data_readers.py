@@ -25,6 +25,7 @@ from zmqdist.data.service.reader.delivery import (
     ConsumerStarved,
     Deliver,
     Delivery,
+    Demand,
     DispatcherReplied,
     Event,
     News,
@@ -34,7 +35,6 @@ from zmqdist.data.service.reader.delivery import (
     RequestNews,
     TaskLocation,
     TaskReplied,
-    Wanted,
 )
 from zmqdist.data.service.reader.exactly_once_machine import (
     ACKNOWLEDGE,
@@ -250,7 +250,7 @@ class SimReader:
 
     # -- workers -----------------------------------------------------------------------------------
 
-    def _ask(self, source: Any, wanted: Wanted, link: SimTaskLink) -> None:
+    def _ask(self, source: Any, wanted: Demand, link: SimTaskLink) -> None:
         sim, incarnation = self.sim, link.incarnation
         worker = next((each for each in sim.workers if each.incarnation == incarnation), None)
         answer: list[TaskReplied] = []

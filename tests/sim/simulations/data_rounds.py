@@ -24,6 +24,7 @@ from zmqdist.data.service.reader.delivery import (
     BatchTaken,
     ConsumerBegan,
     Deliver,
+    Demand,
     Event,
     News,
     ReadingEnded,
@@ -31,7 +32,6 @@ from zmqdist.data.service.reader.delivery import (
     RequestNews,
     TaskLocation,
     TaskReplied,
-    Wanted,
 )
 from zmqdist.data.service.worker.rounds_machine import RoundsMachine
 from zmqdist.data.service.worker.task_replies import TaskReply
@@ -51,7 +51,7 @@ Reply = Callable[[int, Any], None]
 class Question:
     """A request of a consumer at a task; `reply` gets the reply, unless it is lost."""
 
-    wanted: Wanted
+    wanted: Demand
     reply: Reply
     answered: bool = False
 
@@ -69,7 +69,7 @@ class SimRoundsTask:
         self._wakes = False
         sim.soon(self._make)
 
-    def ask(self, wanted: Wanted, reply: Reply) -> None:
+    def ask(self, wanted: Demand, reply: Reply) -> None:
         question = Question(wanted, reply)
         assert wanted.wait_s is not None
         self.sim.clock.after(wanted.wait_s, partial(self._expire, question))
@@ -165,7 +165,7 @@ class SimRoundsConsumer:
         self._tick_at = inf
         self.handle(Ticked())
 
-    def _ask(self, source: Any, wanted: Wanted) -> None:
+    def _ask(self, source: Any, wanted: Demand) -> None:
         def reply(kind: int, value: Any) -> None:
             error = UnavailableError("the worker does not answer") if kind == FAILED else None
             self.handle(TaskReplied(source, kind, value, error))

@@ -109,9 +109,9 @@ def distribute(
             # raise an error here if the pipeline cannot be cut into portions
             portion_rules(dataset)
         id = register_dataset(service, dataset, compression)
-        made = _reading(service_of(service), id, _metadata_of(dataset, compression), read)
-        made.op.__dict__["upstream"] = dataset
-        return made
+        dataset_read = _reading(service_of(service), id, _metadata_of(dataset, compression), read)
+        dataset_read.op.__dict__["upstream"] = dataset
+        return dataset_read
 
     return apply
 
@@ -162,10 +162,10 @@ def register_dataset(
         raise FailedPreconditionError(text) from error
     metadata = json.dumps(_metadata_of(dataset, compression), sort_keys=True)
     args = (request, id, description, metadata, on_conflict)
-    found, _ = ask_dispatcher(
-        at, "register", *args, what=f"registering a dataset with {at.address}"
+    id_registered, _ = ask_dispatcher(
+        at, "register", *args, purpose=f"registering a dataset with {at.address}"
     )
-    return str(found)
+    return str(id_registered)
 
 
 def from_dataset_id(
@@ -222,7 +222,7 @@ def from_dataset_id(
     id, element_spec = id_of(dataset_id), declared_spec("element_spec", element_spec)
     try:
         metadata = json.loads(
-            ask_dispatcher(at, "metadata", id, what=f"asking {at.address} for dataset {id}")
+            ask_dispatcher(at, "metadata", id, purpose=f"asking {at.address} for dataset {id}")
         )
     except NotFoundError as error:
         if element_spec is None:
@@ -354,9 +354,9 @@ def _check_compression(compression: Any) -> None:
 
 
 def _metadata_of(dataset: Tree, compression: str | None) -> dict[str, Any]:
-    known = dataset.known_spec
+    spec = dataset.known_spec
     return {
-        "element_spec": None if known is UNKNOWN_SPEC else to_json(known),
+        "element_spec": None if spec is UNKNOWN_SPEC else to_json(spec),
         "compression": compression,
         "cardinality": dataset.cardinality(),
     }
@@ -383,7 +383,7 @@ def _reading(service: Service, id: str, metadata: dict[str, Any], read: dict[str
 
 
 def ask_dispatcher(
-    service: Service, method: str, *args: Any, what: str, timeout_s: float = REGISTER_S
+    service: Service, method: str, *args: Any, purpose: str, timeout_s: float = REGISTER_S
 ) -> Any:
     """Call a method of a dispatcher, and repeat the call, also across restarts of the dispatcher,
     until the dispatcher replies. Raises DeadlineExceededError if no dispatcher replies in time.
@@ -395,8 +395,8 @@ def ask_dispatcher(
             client,
             method,
             *args,
-            what=what,
-            stopped=threading.Event(),
+            purpose=purpose,
+            stop_event=threading.Event(),
             timeout_s=timeout_s,
             due=due,
         )
@@ -427,6 +427,6 @@ _register_dataset = register_dataset
 def _refreshed(dataset: Dataset, hint_ms: int | None) -> Dataset:
     if hint_ms is None or hint_ms < 0:
         return dataset
-    made = Dataset(replace(dataset.op, refresh_ms=hint_ms))  # type: ignore[call-arg]
-    made.op.__dict__.update(upstream=dataset.op.__dict__.get("upstream"))
-    return made
+    refreshed = Dataset(replace(dataset.op, refresh_ms=hint_ms))  # type: ignore[call-arg]
+    refreshed.op.__dict__.update(upstream=dataset.op.__dict__.get("upstream"))
+    return refreshed

@@ -80,7 +80,10 @@ class Codec(NamedTuple):
             return None
         if view.nbytes >= _SAMPLED_BYTES_MIN:
             step = (view.nbytes - _SAMPLE_BYTES) // (_SAMPLES - 1)
-            sample = b"".join(view[place * step :][:_SAMPLE_BYTES] for place in range(_SAMPLES))
+            sample = b"".join(
+                view[index_of_sample * step :][:_SAMPLE_BYTES]
+                for index_of_sample in range(_SAMPLES)
+            )
             if not _worth(self.compress_batch(sample), len(sample)):
                 return None
         packed = self.compress_batch(view)
@@ -100,14 +103,14 @@ class Codec(NamedTuple):
                 f"sender says",
             )
         try:
-            made = self.unfold(data, nbytes)
+            plain = self.unfold(data, nbytes)
         except self.failures as error:
             raise WireError(peer, f"{self.name} data are damaged: {error}") from error
-        if len(made) != nbytes:
+        if len(plain) != nbytes:
             raise WireError(
                 peer, f"{self.name} data do not hold {nbytes} bytes, as their sender says"
             )
-        return made if isinstance(made, bytearray) else bytearray(made)
+        return plain if isinstance(plain, bytearray) else bytearray(plain)
 
 
 def codec_of(name: str | None) -> Codec | None:
@@ -143,10 +146,10 @@ def _zlib(name: str, level: int, wbits: int) -> Codec:
     def unfold(data: Any, nbytes: int) -> bytes:
         unpacking = zlib.decompressobj(wbits)
         # Allow one byte more than expected, so that the decompressor reaches the end of the data.
-        made = unpacking.decompress(data, nbytes + 1)
-        if len(made) == nbytes and (not unpacking.eof or unpacking.unused_data):
+        plain = unpacking.decompress(data, nbytes + 1)
+        if len(plain) == nbytes and (not unpacking.eof or unpacking.unused_data):
             raise zlib.error("the stream is truncated, or bytes follow it")
-        return made
+        return plain
 
     return Codec(name, compress_batch, 1032, unfold, (zlib.error,))
 
@@ -162,8 +165,8 @@ def _lz4() -> Codec:
         if not nbytes:
             # `compress` never compresses an empty buffer
             raise ValueError("an empty buffer is never sent compressed")
-        made: bytearray = block.decompress(data, uncompressed_size=nbytes, return_bytearray=True)
-        return made
+        plain: bytearray = block.decompress(data, uncompressed_size=nbytes, return_bytearray=True)
+        return plain
 
     return Codec(
         "LZ4", compress_batch, 255, unfold, (block.LZ4BlockError, ValueError, OverflowError)

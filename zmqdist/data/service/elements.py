@@ -241,7 +241,7 @@ def _entries_of_column(column: list[Any]) -> list[Any]:
         elif array.ndim > 1 and array.nbytes >= len(array):
             return list(map(np.ndarray.copy, array))
         elif array.ndim == 1 and array.itemsize:
-            return [array[place, ...].copy() for place in range(len(array))]
+            return [array[row, ...].copy() for row in range(len(array))]
     return _malformed("no such column")
 
 
@@ -366,18 +366,18 @@ def _all_alike(items: Sequence[Any]) -> bool:
     return (cls in _SCALAR_TYPES and cls not in _TIMES) or cls is str or cls is bytes
 
 
-def _check(value: Any, spec: Any, place: str) -> None:
+def _check(value: Any, spec: Any, path: str) -> None:
     if isinstance(spec, TensorSpec):
         if isinstance(value, (tuple, dict)) or is_dataset(value):
-            raise invalid(f"{place}: expected {spec.dtype}, given {_description(value)}")
+            raise invalid(f"{path}: expected {spec.dtype}, given {_description(value)}")
         problem = spec.problem(np.asarray(value))
         if problem is not None:
-            raise invalid(f"{place}: {problem}")
+            raise invalid(f"{path}: {problem}")
     elif isinstance(spec, dict):
         if not isinstance(value, dict) or value.keys() != spec.keys():
-            raise invalid(f"{place}: expected {_description(spec)}, given {_description(value)}")
+            raise invalid(f"{path}: expected {_description(spec)}, given {_description(value)}")
         for key, part in spec.items():
-            _check(value[key], part, f"{place}[{key!r}]")
+            _check(value[key], part, f"{path}[{key!r}]")
     elif isinstance(spec, tuple):
         fields = getattr(spec, "_fields", ())
         if (
@@ -385,13 +385,11 @@ def _check(value: Any, spec: Any, place: str) -> None:
             or len(value) != len(spec)
             or getattr(value, "_fields", ()) != fields
         ):
-            raise invalid(f"{place}: expected a {_description(spec)}, given {_description(value)}")
+            raise invalid(f"{path}: expected a {_description(spec)}, given {_description(value)}")
         for index, part in enumerate(spec):
-            _check(
-                value[index], part, f"{place}.{fields[index]}" if fields else f"{place}[{index}]"
-            )
+            _check(value[index], part, f"{path}.{fields[index]}" if fields else f"{path}[{index}]")
     elif isinstance(spec, DatasetSpec) and not is_dataset(value):
-        raise invalid(f"{place}: expected a dataset, given {_description(value)}")
+        raise invalid(f"{path}: expected a dataset, given {_description(value)}")
 
 
 def _description(value: Any) -> str:

@@ -43,7 +43,8 @@ def has_worker_of(dispatcher: str, state: int = 0) -> bool:
     with _lock:
         workers = list(_workers.values())
     return any(
-        split(each.dispatcher) == split(dispatcher) or each.state == state > 0 for each in workers
+        split(worker.dispatcher) == split(dispatcher) or worker.state == state > 0
+        for worker in workers
     )
 
 

@@ -51,10 +51,12 @@ def service_of(service: Any) -> Service:
     """
     address = getattr(service, "target", service)
     credentials = getattr(service, "credentials", None)
-    found = _address(address)
+    plain_address = _address(address)
     if not isinstance(credentials, Credentials):
-        credentials = credentials_for(found)
-    return Service(found, credentials.token_file, credentials.keys_dir, credentials.insecure)
+        credentials = credentials_for(plain_address)
+    return Service(
+        plain_address, credentials.token_file, credentials.keys_dir, credentials.insecure
+    )
 
 
 def _address(service: Any) -> str:
@@ -73,10 +75,10 @@ def _address(service: Any) -> str:
     if "://" in protocol:
         raise ValueError(f"Malformed `service` string has multiple '://': {service}.")
     if protocol not in ("", *PROTOCOLS):
-        known = " ".join(PROTOCOLS)
+        names = " ".join(PROTOCOLS)
         raise NotFoundError(
             f"No credentials factory has been registered for protocol {protocol}. The available "
-            f"types are: [ {known} ]; "
+            f"types are: [ {names} ]; "
             f'write "zmq://{address}"'
         )
     return address

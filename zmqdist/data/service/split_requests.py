@@ -37,8 +37,8 @@ def call_until_answered(
     client: ZmqClient,
     method: str,
     *args: Any,
-    what: str,
-    stopped: threading.Event,
+    purpose: str,
+    stop_event: threading.Event,
     timeout_s: float = inf,
     due: float = inf,
     again: frozenset[int] = RETRIABLE,
@@ -51,8 +51,8 @@ def call_until_answered(
       method: the part of the method's name after "zmqdist.data.".
       timeout_s: seconds for which a failed call is repeated; `inf` means for ever.
       due: the deadline of each call, on the clock of `time.monotonic`.
-      stopped: an event that ends the wait with CancelledError when it is set.
-      what: a phrase that names the call in the log and in error texts.
+      stop_event: an event that ends the wait with CancelledError when it is set.
+      purpose: a phrase that names the call in the log and in error texts.
       again: the codes after which the call is repeated.
 
     Raises:
@@ -62,8 +62,8 @@ def call_until_answered(
     until = began + timeout_s
     pause_s = FIRST_PAUSE_S
     while True:
-        if stopped.is_set():
-            raise CancelledError(f"{what} was stopped")
+        if stop_event.is_set():
+            raise CancelledError(f"{purpose} was stopped")
         try:
             return internal_client.start(
                 client, f"zmqdist.data.{method}", *args, due=due
@@ -76,11 +76,11 @@ def call_until_answered(
                 said_at = now
                 log.warning(
                     "%s has failed for %.0f s; zmqdist tries again: %s",
-                    what,
+                    purpose,
                     now - began,
                     error.message,
                 )
-        stopped.wait(min(pause_s * chance.uniform(0.6, 1.0), left_s))
+        stop_event.wait(min(pause_s * chance.uniform(0.6, 1.0), left_s))
         pause_s = min(PAUSE_S_MAX, pause_s * PAUSE_GROWS)
 
 
@@ -101,7 +101,7 @@ class SplitClient:
     the pipeline may call `ask`.
 
     Attributes:
-      stopped: an event that is set when the task has ended. It ends pending requests with
+      stop_event: an event that is set when the task has ended. It ends pending requests with
         CancelledError.
     """
 
@@ -118,7 +118,7 @@ class SplitClient:
         self._client = client
         self._task = (state, task, incarnation)
         self._timeout_s = timeout_s
-        self.stopped = threading.Event()
+        self.stop_event = threading.Event()
         self._lock = threading.Lock()
         self._runs: dict[int, _Run] = {}
         self._drained = False
@@ -195,8 +195,10 @@ class SplitClient:
         """
         try:
             return [
-                tuple(each)
-                for each in self._call("portions", *self._task, client, secrets.randbits(62), count)
+                tuple(portion)
+                for portion in self._call(
+                    "portions", *self._task, client, secrets.randbits(62), count
+                )
             ]
         except (NotFoundError, CancelledError):
             return []
@@ -211,15 +213,15 @@ class SplitClient:
             self._client,
             method,
             *args,
-            what=f"task {self._task[1]}",
-            stopped=self.stopped,
+            purpose=f"task {self._task[1]}",
+            stop_event=self.stop_event,
             timeout_s=self._timeout_s,
             again=again,
         )
 
     def close(self) -> None:
         """End the pending requests of the task with CancelledError, because the task has ended."""
-        self.stopped.set()
+        self.stop_event.set()
 
 
 class _Run:

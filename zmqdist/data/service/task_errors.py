@@ -35,7 +35,7 @@ class TaskFailure(msgspec.Struct, frozen=True):
     for_good: bool
 
 
-def describe_error(error: BaseException, what: str, where: str) -> OpError:
+def describe_error(error: BaseException, element: str, where: str) -> OpError:
     """Return the error that readers get for an error of a pipeline.
 
     Args:
@@ -49,10 +49,10 @@ def describe_error(error: BaseException, what: str, where: str) -> OpError:
         code, message = UNKNOWN, f"{type(error).__name__}: {message}"
     head, mark, trace = message.partition(TRACEBACK)
     operator = failing_operator(error)
-    place = f"in the operator {operator}, " if operator else ""
-    made = from_code(code, f"{head}\n{place}{what} of {where}{mark}{trace}")
-    made.__cause__ = error
-    return made
+    operator_text = f"in the operator {operator}, " if operator else ""
+    described = from_code(code, f"{head}\n{operator_text}{element} of {where}{mark}{trace}")
+    described.__cause__ = error
+    return described
 
 
 def process_death_error(

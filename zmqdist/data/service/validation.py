@@ -28,25 +28,25 @@ def checked(
     hints = get_type_hints(like or fn, include_extras=True)
     fields = [
         (
-            each.name,
-            hints[each.name],
-            msgspec.NODEFAULT if each.default is each.empty else each.default,
+            parameter.name,
+            hints[parameter.name],
+            msgspec.NODEFAULT if parameter.default is parameter.empty else parameter.default,
         )
-        for each in list(inspect.signature(like or fn).parameters.values())[1:]
+        for parameter in list(inspect.signature(like or fn).parameters.values())[1:]
     ]
-    wanted = msgspec.defstruct(
+    arguments_type = msgspec.defstruct(
         f"{name}_arguments", fields, array_like=True, forbid_unknown_fields=True
     )
 
     def checked_call(call: Any, *args: Any) -> None:
         try:
-            known = msgspec.convert(args, wanted)
+            arguments = msgspec.convert(args, arguments_type)
         except msgspec.ValidationError as error:
             text = (
                 f"{name}: {error} in the arguments: the caller is no zmqdist, or of another version"
             )
             raise InvalidArgumentError(text) from None
         # leave the arguments that the caller has left out to the defaults of `fn`
-        fn(call, *msgspec.structs.astuple(known)[: len(args)])
+        fn(call, *msgspec.structs.astuple(arguments)[: len(args)])
 
     return checked_call

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from zmqdist.data.service.dispatcher.machine.records import DYNAMIC, OFF
-from zmqdist.data.service.reader.delivery import END, FAILED, SOME, Wanted
+from zmqdist.data.service.reader.delivery import END, FAILED, SOME, Demand
 from zmqdist.data.service.worker.first_come_machine import FirstComeBuffer
 from zmqdist.data.service.worker.portions_machine import (
     GIVEN_MAX,
@@ -145,7 +145,7 @@ def buffer(*elements: Any, fit: int = 100) -> FirstComeBuffer:
 def reply_to(
     machine: FirstComeBuffer | PortionsLane, reply: str, elements_max: int = 100
 ) -> TaskReply | None:
-    machine.add_request(Wanted(elements_max, MANY), reply)
+    machine.add_request(Demand(elements_max, MANY), reply)
     return machine.next_reply()
 
 
@@ -157,7 +157,7 @@ def test_b1_a_request_gets_the_present_elements_as_many_as_fit(
 ) -> None:
     machine = buffer(1, 2, 3, fit=fit)
     assert reply_to(machine, "a", wants) == TaskReply("a", SOME, gets)
-    assert machine.taken == len(gets)
+    assert machine.taken_count == len(gets)
 
 
 def test_b1_an_element_that_is_appended_while_a_reply_is_measured_waits_for_the_next_request() -> (
@@ -191,7 +191,7 @@ def test_b2_one_request_gets_a_failure_and_no_element_is_made_before() -> None:
     assert not machine.may_add()
     assert reply_to(machine, "b") == TaskReply("b", FAILED, error)
     assert machine.may_add()
-    assert machine.taken == 2
+    assert machine.taken_count == 2
 
 
 def test_b3_the_end_is_reported_once_when_all_elements_were_taken() -> None:
@@ -220,7 +220,7 @@ def test_b4_the_elements_that_are_made_ahead_are_bounded() -> None:
 
 def test_b5_after_close_no_request_gets_elements() -> None:
     machine = buffer(1)
-    machine.add_request(Wanted(0, MANY), "a")
+    machine.add_request(Demand(0, MANY), "a")
     machine.close()
     machine.elements.append(2)  # the thread makes one more element
     for reply in "ab":
@@ -228,7 +228,7 @@ def test_b5_after_close_no_request_gets_elements() -> None:
         assert answer is not None
         assert answer.kind == FAILED
         assert isinstance(answer.value, CancelledError)
-        machine.add_request(Wanted(1, MANY), reply)
+        machine.add_request(Demand(1, MANY), reply)
     assert not machine.has_finished()
 
 
@@ -246,7 +246,7 @@ def test_l1_a_reply_spans_portions_and_says_where_each_begins() -> None:
     for number, skip, elements in ((4, 2, "cd"), (5, 0, "xyz")):
         segment = machine.begin(number, skip)
         segment.elements.extend(elements)
-        segment.done = number == 4
+        segment.is_complete = number == 4
     answer = reply_to(machine, "a", 3)
     assert answer is not None
     assert answer.value == ["c", "d", "x"]
@@ -258,7 +258,7 @@ def test_l1_a_reply_spans_portions_and_says_where_each_begins() -> None:
 
 def test_l2_a_portion_without_elements_is_reported_as_done() -> None:
     machine = lane(4)
-    machine.begin(4, 3).done = True
+    machine.begin(4, 3).is_complete = True
     answer = reply_to(machine, "a")
     assert answer is not None
     assert answer.tag == (((4, 3, 3, 0, True, 0, ""),), 0, ())
@@ -270,7 +270,7 @@ def test_l3_an_error_has_its_offset_and_is_the_last_of_its_run() -> None:
     segment.elements.append("a")
     machine.failed(segment, 13, "broken")
     segment.elements.append("c")
-    segment.done = True
+    segment.is_complete = True
     answer = reply_to(machine, "a")
     assert answer is not None
     assert answer.value == ["a", "c"]
@@ -284,11 +284,11 @@ def test_l4_elements_and_portions_in_the_buffer_are_bounded() -> None:
     segment.elements.extend(range(10))
     assert not machine.may_add()
     assert not machine.may_begin()
-    segment.done = True
+    segment.is_complete = True
     reply_to(machine, "a")
     assert machine.may_begin()
     for number in range(1, SEGMENTS_MAX + 1):
-        machine.begin(number, 0).done = True
+        machine.begin(number, 0).is_complete = True
     assert not machine.may_begin()
     reply_to(machine, "b")
     assert machine.may_begin()
@@ -309,7 +309,7 @@ def test_more_portions_are_requested_while_they_are_quick() -> None:
     for step in [QUICK_S / 2] * 8 + [QUICK_S * 2] * 3:
         machine.portions_received([], now)
         now += step
-        counts.append(machine.portions_wanted(now))
+        counts.append(machine.request_size(now))
     assert counts == [2, 4, 8, 16, 32, GIVEN_MAX, GIVEN_MAX, GIVEN_MAX, 32, 16, 8]
 
 

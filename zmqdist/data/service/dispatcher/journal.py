@@ -2,10 +2,10 @@
 a loss of power.
 
 Promises
- 1. The journal calls `done(None)` when the records are synchronised to the disk (SQLite's
+ 1. The journal calls `then(None)` when the records are synchronised to the disk (SQLite's
     write-ahead log, synchronous=FULL), never before.
  2. Records that are appended while a commit runs form the next commit. A commit is one transaction,
-    so that either all of its records are written or none. After `done(error)` the journal has no
+    so that either all of its records are written or none. After `then(error)` the journal has no
     record of the failed commit, and continues from its earlier content.
  3. `load` returns all acknowledged records, or raises DataLossError. It never leaves out a record,
     and never returns an empty state instead.
@@ -25,7 +25,7 @@ The database file never shrinks, but SQLite reuses the pages of records that a s
 replaced.
 
 Not here: the meaning of records, and a bound on the pending records, because the caller waits for
-`done` before it appends more.
+`then` before it appends more.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Waiting(NamedTuple):
 
     records: Sequence[bytes]
     snapshot: bytes | None
-    done: Done
+    then: Done
 
 
 class Journal:
@@ -163,30 +163,30 @@ class Journal:
             raise self._damaged(f"records {expected} to {acknowledged} are missing")
         return (snapshots[0][2] if snapshots else None), [body for _, _, body in rows]
 
-    def append(self, records: Sequence[bytes], done: Done) -> None:
+    def append(self, records: Sequence[bytes], then: Done) -> None:
         """Queue records, which the journal's thread writes in the order of the calls. Does not
         block.
 
         Args:
           records: the caller must not change the records or the sequence afterwards.
-          done: called in the journal's thread, with None when all these records are on the disk, or
+          then: called in the journal's thread, with None when all these records are on the disk, or
             with an error if none of them was written. A ResourceExhaustedError means that there is
             no room or no permission, and that a later attempt may succeed. Any other error is a
-            DataLossError or an InternalError. `done` must not block, and must not call `close`.
+            DataLossError or an InternalError. `then` must not block, and must not call `close`.
 
         Raises:
           FailedPreconditionError: the journal is closed.
         """
-        self._put(_Waiting(records, None, done))
+        self._put(_Waiting(records, None, then))
 
-    def compact(self, snapshot: bytes, done: Done) -> None:
+    def compact(self, snapshot: bytes, then: Done) -> None:
         """Replace all earlier records by `snapshot`, a copy of the whole state, in one transaction.
-        Does not block. `done` is called as in `append`.
+        Does not block. `then` is called as in `append`.
         """
-        self._put(_Waiting((), snapshot, done))
+        self._put(_Waiting((), snapshot, then))
 
     def close(self) -> None:
-        """Write all appended records, call every `done`, and release the lock. Blocks meanwhile. A
+        """Write all appended records, call every `then`, and release the lock. Blocks meanwhile. A
         second call does nothing."""
         with self._changed:
             self._closing = True
@@ -220,7 +220,7 @@ class Journal:
                 failed = self._roll_back(error)
             for waiting in group:
                 try:
-                    waiting.done(failed)
+                    waiting.then(failed)
                 except BaseException:
                     log.exception("an error in a function that waited for the journal")
 
@@ -245,7 +245,9 @@ class Journal:
                 execute("DELETE FROM snapshot")
                 execute("INSERT INTO snapshot VALUES (?, ?, ?)", _row(number, waiting.snapshot))
             else:
-                rows = [_row(number + place, body) for place, body in enumerate(waiting.records, 1)]
+                rows = [
+                    _row(number + offset, body) for offset, body in enumerate(waiting.records, 1)
+                ]
                 self._database.executemany("INSERT INTO records VALUES (?, ?, ?)", rows)
                 number += len(rows)
         execute("COMMIT")
@@ -352,9 +354,9 @@ class Journal:
 
     # -- errors ------------------------------------------------------------------------------------
 
-    def _damaged(self, what: str) -> DataLossError:
+    def _damaged(self, damage: str) -> DataLossError:
         return DataLossError(
-            f"{self.path}: corrupted record: {what}. Put back an intact copy of {self._folder}, "
+            f"{self.path}: corrupted record: {damage}. Put back an intact copy of {self._folder}, "
             f"or move that folder away: the "
             "dispatcher then starts without its datasets and jobs",
         )

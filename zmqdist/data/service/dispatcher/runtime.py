@@ -213,18 +213,18 @@ class DataDispatcher:
         """Load the journal's state again after a failed commit. While the journal cannot be read
         either, refuse all requests."""
         assert self._journal is not None
-        held = self._held_events or []
+        events = self._held_events or []
         try:
             self._read(self._journal)
         except OpError as error:
             log.error(
                 "%s; the data service refuses requests until its journal can be read", error.message
             )
-            self._held_events = held
+            self._held_events = events
             self._loop.set_timer((self, "journal"), self._loop.now() + READ_AGAIN_S, self._reload)
             return
         self._held_events = None
-        for event in held:
+        for event in events:
             self.handle(event)
         self._set_timer()
 
@@ -310,7 +310,7 @@ class DataDispatcher:
         """Return the number of unfinished tasks and snapshot streams of each worker, by the
         worker's name. Call this in the loop thread."""
         state = self.machine.state
-        open_tasks = [task.worker for task in state.tasks.values() if not task.ended]
+        open_tasks = [task.worker for task in state.tasks.values() if not task.is_over]
         counts = Counter(
             state.workers[number].name for number in open_tasks if number in state.workers
         )
@@ -515,12 +515,12 @@ def _source_counts(dataset: Tree) -> tuple[int, ...]:
 
 def _check_terms(terms: r.Terms) -> None:
     """Raise InvalidArgumentError if no job can have these terms."""
-    known = (
+    is_valid = (
         0 <= terms.mode < len(r.MODES)
         and 0 <= terms.num_consumers <= CONSUMERS_MAX
         and terms.delivery in (r.AT_MOST_ONCE, r.EXACTLY_ONCE)
     )
-    if not known:
+    if not is_valid:
         raise InvalidArgumentError(
             f"no job can have the terms {terms}: a mode is 0 to {len(r.MODES) - 1}, num_consumers "
             f"at most {CONSUMERS_MAX}",

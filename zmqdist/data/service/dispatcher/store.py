@@ -137,14 +137,14 @@ def _make_private(folder: str) -> None:
     another user owns or may write to. Other users may have permission to read them.
     """
     work_dir = os.path.dirname(folder)
-    for each in (work_dir, folder):
+    for path in (work_dir, folder):
         try:
-            os.makedirs(each, mode=0o700, exist_ok=True)
-            status = os.stat(each)
+            os.makedirs(path, mode=0o700, exist_ok=True)
+            status = os.stat(path)
         except OSError:
             # ignore the fault: storing the first dataset or opening the journal will report it
             return
-        require_private(status, f"the dispatcher's work_dir {each}", mode_bits=_WRITABLE_BY_OTHERS)
+        require_private(status, f"the dispatcher's work_dir {path}", mode_bits=_WRITABLE_BY_OTHERS)
     with os.scandir(work_dir) as entries:
         for entry in entries:
             if entry.name.startswith("journal."):
@@ -175,9 +175,9 @@ def _checksum(body: bytes) -> bytes:
     return b"%08x" % zlib.crc32(body)
 
 
-def _damaged(path: str, what: str) -> DataLossError:
+def _damaged(path: str, damage: str) -> DataLossError:
     return DataLossError(
-        f"{path}: corrupted record: {what}. Register the dataset again, or put back a copy of the "
+        f"{path}: corrupted record: {damage}. Register the dataset again, or put back a copy of the "
         f"dispatcher's work_dir",
     )
 

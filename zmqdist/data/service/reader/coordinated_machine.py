@@ -20,7 +20,7 @@ Promises
         numbers.
     C2  All consumers deliver the same rounds of a task, even if the task's worker is killed while
         it replies to the consumers.
-    C3  A consumer does not begin the round that it reported as `stopped`, from the time when the
+    C3  A consumer does not begin the round that it reported as `stop_round`, from the time when the
         dispatcher has told it to stop until the dispatcher allows it to go on.
     C4  At most ROUNDS_MAX rounds of a task are received ahead of the current round. While the
         consumer's queue is full, the machine requests no rounds.
@@ -42,6 +42,7 @@ from zmqdist.data.service.reader.delivery import (
     BatchTaken,
     Deliver,
     Delivery,
+    Demand,
     Effect,
     Event,
     News,
@@ -49,7 +50,6 @@ from zmqdist.data.service.reader.delivery import (
     RequestElements,
     RequestNews,
     TaskReplied,
-    Wanted,
 )
 from zmqdist.data.service.retry import PAUSE_S_MAX, RETRIABLE, next_pause_s
 from zmqdist.errors import OpError
@@ -136,7 +136,11 @@ class CoordinatedDelivery(Delivery):
     @property
     def deadline(self) -> float:
         return min(
-            (each.paused_until for each in self._sources.values() if each.paused_until > -inf),
+            (
+                source.paused_until
+                for source in self._sources.values()
+                if source.paused_until > -inf
+            ),
             default=inf,
         )
 
@@ -168,10 +172,14 @@ class CoordinatedDelivery(Delivery):
         return self._reported
 
     def _current_watch_args(self) -> tuple[Any, ...]:
-        return self._stop, {each.task: each.next for each in self._sources.values() if each.lost}
+        return self._stop, {
+            source.task: source.next for source in self._sources.values() if source.lost
+        }
 
     def describe_wait(self) -> str:
-        late = [each.address for each in list(self._sources.values()) if each.next <= self._round]
+        late = [
+            source.address for source in list(self._sources.values()) if source.next <= self._round
+        ]
         names = ", ".join(sorted(late)) or "any worker"
         return f"round {self._round} has not come from {names}: all consumers must read"
 
@@ -179,7 +187,7 @@ class CoordinatedDelivery(Delivery):
 
     def _note(self, news: News) -> None:
         self._finished = news.finished
-        for number, end in news.ended.items():
+        for number, end in news.end_rounds.items():
             if number in self._sources:
                 self._end_of(self._sources[number], end)
         for number, address, location, incarnation, start in news.tasks:
@@ -226,7 +234,7 @@ class CoordinatedDelivery(Delivery):
             near = source.common < self._round or source.next - self._round < ROUNDS_MAX
             if (near and not full) or not source.worker_alive:
                 source.in_flight = True
-                wanted = Wanted(
+                demand = Demand(
                     min(ROUNDS_MAX, self._limit),
                     BATCH_BYTES,
                     SKIP_S,
@@ -235,7 +243,7 @@ class CoordinatedDelivery(Delivery):
                     source.next,
                     source.skipped,
                 )
-                effects.append(RequestElements(source, wanted))
+                effects.append(RequestElements(source, demand))
         if self._current_watch_args() != self._reported:
             effects.append(RequestNews())
         return effects
@@ -275,9 +283,13 @@ class CoordinatedDelivery(Delivery):
         round has no further task, begin the next round. Return False if the machine has to wait
         instead.
         """
-        in_round = [each for each in self._sources.values() if each.start <= self._round < each.end]
+        in_round = [
+            candidate
+            for candidate in self._sources.values()
+            if candidate.start <= self._round < candidate.end
+        ]
         source = min(
-            (each for each in in_round if each.task > self._last_task),
+            (candidate for candidate in in_round if candidate.task > self._last_task),
             key=attrgetter("task"),
             default=None,
         )
@@ -301,10 +313,13 @@ class CoordinatedDelivery(Delivery):
         """Begin the next round that has tasks. Return False when no such round exists, or when the
         dispatcher has told this consumer to stop.
         """
-        for source in [each for each in self._sources.values() if each.end <= self._round + 1]:
+        for source in [
+            candidate for candidate in self._sources.values() if candidate.end <= self._round + 1
+        ]:
             del self._sources[source.task]
         following = min(
-            (max(each.start, self._round + 1) for each in self._sources.values()), default=None
+            (max(candidate.start, self._round + 1) for candidate in self._sources.values()),
+            default=None,
         )
         if following is None or 0 <= self._stop <= following:
             return False

@@ -29,7 +29,7 @@ BATCH_BYTES: Final = 17 << 20
 """The largest number of elements, and of bytes, that a reader requests in one reply."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class Demand(msgspec.Struct, frozen=True):
     """One request of a reader to a task.
 
     Attributes:
@@ -81,7 +81,7 @@ class News(NamedTuple):
       finished: whether the iteration has ended. For a reader of portions, whether the reader's lane
         has ended.
       hold: in coordinated reads, whether the consumer has to stop at its next round.
-      ended: in coordinated reads, maps each ended task to the first round in which it takes no
+      end_rounds: in coordinated reads, maps each ended task to the first round in which it takes no
         part.
     """
 
@@ -89,7 +89,7 @@ class News(NamedTuple):
     others_exist: bool
     finished: bool
     hold: bool
-    ended: Mapping[int, int]
+    end_rounds: Mapping[int, int]
 
 
 class ConsumerBegan(NamedTuple):
@@ -152,7 +152,7 @@ class RequestElements(NamedTuple):
     the machine knows of the task."""
 
     source: Any
-    wanted: Wanted
+    demand: Demand
 
 
 class Deliver(NamedTuple):

@@ -82,12 +82,12 @@ class Consumed(NamedTuple):
     """The elements that a consumer has received.
 
     Attributes:
-      done: the complete portions of the consumer's lane, as runs (start, stop) of steps of the lane
+      done_runs: the complete portions of the consumer's lane, as runs (start, stop) of steps of the lane
         (records.py).
       open: (number of the portion, number of received elements) for each incomplete portion.
     """
 
-    done: Sequence[tuple[int, int]] = ()
+    done_runs: Sequence[tuple[int, int]] = ()
     open: Sequence[tuple[int, int]] = ()
 
 
@@ -111,7 +111,7 @@ class PortionPiece(msgspec.Struct, eq=False):
       number: the number of the portion.
       first: the offset, in the portion, of the first element or of the error.
       start, stop: the elements are those at the indexes `start` to `stop` - 1 of the batch.
-      done: whether the portion ends with this piece.
+      completes: whether the portion ends with this piece.
       last: whether this is the last piece of its batch. Taking it frees the batch's place in the
         window.
     """
@@ -121,7 +121,7 @@ class PortionPiece(msgspec.Struct, eq=False):
     first: int
     start: int
     stop: int
-    done: bool
+    completes: bool
     error: OpError | None
     last: bool = False
 
@@ -143,10 +143,10 @@ class Consumption:
         self._piece: tuple[PortionPiece, Iterator[Any], int] | None = None
         """(the piece from which the consumer takes elements, the iterator over its elements, the
         number of its elements); None between pieces."""
-        self._done: sets.Runs = []
+        self._done_runs: sets.Runs = []
         self._open = dict(saved.open)
-        for start, stop in saved.done:
-            sets.add(self._done, start, stop)
+        for start, stop in saved.done_runs:
+            sets.add(self._done_runs, start, stop)
         self._marks: dict[int, tuple[int, bool]] = {}
         """Maps a portion to (finished elements, whether the portion is done), until these elements
         are acknowledged."""
@@ -171,7 +171,7 @@ class Consumption:
             with self._lock:
                 self._piece = None
                 self._marks[position[0]] = position[1:]
-            _note(self._done, self._open, self._lanes, *position)
+            _note(self._done_runs, self._open, self._lanes, *position)
 
     def forget(self) -> None:
         """Drop the current piece in a forked child process, because the piece belongs to the parent
@@ -181,11 +181,11 @@ class Consumption:
     def saved(self) -> Consumed:
         """Return the elements that the consumer has received so far. Call this in the consumer's
         thread."""
-        done, open_ = list(self._done), dict(self._open)
+        done_runs, open_ = list(self._done_runs), dict(self._open)
         position = self._position()
         if position is not None:
-            _note(done, open_, self._lanes, *position)
-        return Consumed(done, sorted(open_.items()))
+            _note(done_runs, open_, self._lanes, *position)
+        return Consumed(done_runs, sorted(open_.items()))
 
     def marks(self) -> Marks:
         """Remove and return the marks of finished elements that can be acknowledged now."""
@@ -205,9 +205,9 @@ class Consumption:
         """Put back marks of finished elements that the dispatcher has not confirmed, so that
         `marks` returns them again."""
         with self._lock:
-            for number, elements, done in marks:
-                known = self._marks.get(number, (0, False))
-                self._marks[number] = max(known[0], elements), known[1] or done
+            for number, elements, is_complete in marks:
+                mark = self._marks.get(number, (0, False))
+                self._marks[number] = max(mark[0], elements), mark[1] or is_complete
 
     def _position(self) -> tuple[int, int, bool] | None:
         """Return the position of the consumer in its current piece: (portion, offset after the last
@@ -218,9 +218,9 @@ class Consumption:
             return None
         piece, iterator, count = self._piece
         if piece.error is not None:
-            return piece.number, piece.first + 1, piece.done
+            return piece.number, piece.first + 1, piece.completes
         left = length_hint(iterator)
-        return piece.number, piece.first + count - left, piece.done and not left
+        return piece.number, piece.first + count - left, piece.completes and not left
 
 
 class ExactlyOnceDelivery(WindowDelivery):
@@ -254,7 +254,7 @@ class ExactlyOnceDelivery(WindowDelivery):
         """Maps each portion that has arrived in part to the offset of its next element. `_whole`
         has the steps of portions that have arrived completely."""
         self._whole: sets.Runs = []
-        for start, stop in saved.done:
+        for start, stop in saved.done_runs:
             sets.add(self._whole, start, stop)
         self._later: dict[int, deque[PortionPiece]] = {}
         self._later_bytes: dict[int, int] = {}
@@ -298,7 +298,7 @@ class ExactlyOnceDelivery(WindowDelivery):
             return []
         if self._finished:
             return self._end(None)
-        if not self._begun:
+        if not self._is_consuming:
             return []
         starving = self._ordered and self._consumption.waits
         effects: list[Effect] = [*self._window.requests(self._available(), starving)]
@@ -310,7 +310,7 @@ class ExactlyOnceDelivery(WindowDelivery):
             return sources
         # Enough elements of later portions wait here already, so send requests only to the tasks
         # that have the next portion.
-        return [each for each in sources if self._next in each.in_hand] or sources
+        return [source for source in sources if self._next in source.in_hand] or sources
 
     def _end(self, error: OpError | None) -> list[Effect]:
         self._over = True
@@ -330,9 +330,9 @@ class ExactlyOnceDelivery(WindowDelivery):
         if event.kind == SOME:
             self._window.succeed(source)
             return self._accept(source, event.value)
-        self._window.held -= 1
+        self._window.outstanding -= 1
         source.in_hand = ()
-        source.ended = source.ended or event.kind == END
+        source.exhausted = source.exhausted or event.kind == END
         return []
 
     def _accept(self, source: TaskSource, value: tuple[Any, ...]) -> list[Effect]:
@@ -340,7 +340,7 @@ class ExactlyOnceDelivery(WindowDelivery):
         batch = PortionBatch(value)
         index = 0
         pieces = []
-        for number, skip, first, count, done, code, text in runs:
+        for number, skip, first, count, is_complete, code, text in runs:
             stop = index if code else index + count
             offset = self._arrived.get(number, skip)
             # A run is a sequence of consecutive elements of one portion. Promises X1 and X2: skip
@@ -348,7 +348,7 @@ class ExactlyOnceDelivery(WindowDelivery):
             # Otherwise drop only those elements of the run that have arrived before.
             if sets.end_of(self._whole, number // self._lanes) is None and first <= offset:
                 duplicates = min(count, offset - first)
-                if count > duplicates or done:
+                if count > duplicates or is_complete:
                     error = from_code(code, text) if code and count > duplicates else None
                     pieces.append(
                         PortionPiece(
@@ -357,11 +357,13 @@ class ExactlyOnceDelivery(WindowDelivery):
                             first + duplicates,
                             min(stop, index + duplicates),
                             stop,
-                            done,
+                            is_complete,
                             error,
                         )
                     )
-                    _note(self._whole, self._arrived, self._lanes, number, first + count, done)
+                    _note(
+                        self._whole, self._arrived, self._lanes, number, first + count, is_complete
+                    )
             index = stop
         return self._offer(self._in_turn(pieces, bytes_) if self._ordered else pieces)
 
@@ -379,7 +381,7 @@ class ExactlyOnceDelivery(WindowDelivery):
             ready += waiting
             waiting.clear()
             self._later_bytes[self._next] = 0
-            if not ready or ready[-1].number != self._next or not ready[-1].done:
+            if not ready or ready[-1].number != self._next or not ready[-1].completes:
                 break
             del self._later[self._next], self._later_bytes[self._next]
             self._next += self._lanes
@@ -394,7 +396,7 @@ class ExactlyOnceDelivery(WindowDelivery):
         reply counts as held in the window until the consumer has taken the last of these pieces.
         """
         if not pieces:
-            self._window.held -= 1
+            self._window.outstanding -= 1
             return []
         pieces[-1].last = True
         return [Deliver([*pieces])]
@@ -444,13 +446,18 @@ class ExactlyOnceDelivery(WindowDelivery):
 
 
 def _note(
-    runs: sets.Runs, offsets: dict[int, int], lanes: int, number: int, elements: int, done: bool
+    runs: sets.Runs,
+    offsets: dict[int, int],
+    lanes: int,
+    number: int,
+    elements: int,
+    is_complete: bool,
 ) -> None:
     """Record how much of a portion has arrived, or was finished by the consumer. `offsets` gets the
     number of elements, counted from the beginning of the portion. If the portion is done, `runs`
     gets its step instead.
     """
-    if done:
+    if is_complete:
         offsets.pop(number, None)
         sets.add(runs, number // lanes, number // lanes + 1)
     else:

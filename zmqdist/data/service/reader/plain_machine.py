@@ -50,12 +50,12 @@ class PlainDelivery(WindowDelivery):
         if error is not None:
             self._window.fail(source, now)
         else:
-            self._window.held -= 1
-            source.ended = source.ended or event.kind == END
+            self._window.outstanding -= 1
+            source.exhausted = source.exhausted or event.kind == END
         return []
 
     def _next_effects(self) -> list[Effect]:
-        if self._over or not self._begun:
+        if self._over or not self._is_consuming:
             return []
         window = self._window
         effects: list[Effect] = [*window.requests(window.available())]

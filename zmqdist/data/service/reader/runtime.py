@@ -219,7 +219,7 @@ class ServiceReader:
         self._op = op
         self._terms = terms
         self._credentials = credentials
-        self._stopped = threading.Event()
+        self._stop_event = threading.Event()
         self._open_cancelled = threading.Event()
         """When this event is set, the thread that opens the iteration stops waiting for the
         dispatcher."""
@@ -272,8 +272,8 @@ class ServiceReader:
                     self._dispatcher,
                     "open",
                     *args,
-                    what=f"reading from {op.service}",
-                    stopped=self._open_cancelled,
+                    purpose=f"reading from {op.service}",
+                    stop_event=self._open_cancelled,
                 )
                 self._opened = (state, client)
                 if self._target == "LOCAL":
@@ -306,8 +306,8 @@ class ServiceReader:
         config = call_until_answered(
             self._dispatcher,
             "config",
-            what=f"asking {self._op.service}",
-            stopped=self._open_cancelled,
+            purpose=f"asking {self._op.service}",
+            stop_event=self._open_cancelled,
         )
         return str(config["deployment_mode"])
 
@@ -413,10 +413,10 @@ class ServiceReader:
         """Return the state of a reader of portions, as a dict of JSON types. Call this in the
         consumer's thread."""
         state, client = self._opened
-        done, open_ = map(tuple, self._consumption.saved())
+        done_runs, open_ = map(tuple, self._consumption.saved())
         cut = self._cut[:3]
         return SavedReader(
-            STATE_VERSION, state, self.iteration, client, cut, self._lanes, done, open_
+            STATE_VERSION, state, self.iteration, client, cut, self._lanes, done_runs, open_
         ).state()
 
     def _cancel_open(self) -> None:
@@ -437,9 +437,9 @@ class ServiceReader:
         """Stop reading, acknowledge the elements that the consumer has received, and ask the
         dispatcher to release this client. Blocks for up to RELEASE_S. A second call does nothing.
         """
-        if self._stopped.is_set() or sys.is_finalizing():
+        if self._stop_event.is_set() or sys.is_finalizing():
             return
-        self._stopped.set()
+        self._stop_event.set()
         self._loop.stop()
         self._end(None)
         # a program that keeps the reader does not keep memory of its workers
@@ -471,8 +471,8 @@ class ServiceReader:
         """
         # Create new objects, because a thread of the parent may have held the locks of the old
         # objects at the fork.
-        self._stopped, self._ready = threading.Event(), threading.Condition()
-        self._stopped.set()
+        self._stop_event, self._ready = threading.Event(), threading.Condition()
+        self._stop_event.set()
         self._elements_in_use.clear()
         self._queue.clear()
         self._consumption.forget()
@@ -493,7 +493,7 @@ class ServiceReader:
 
     def _run_in_loop(self, fn: Callable[..., object], *args: Any) -> bool:
         """Have the loop call `fn`. Return False if the reader is closed."""
-        if self._stopped.is_set():
+        if self._stop_event.is_set():
             return False
         try:
             self._loop.call_soon(self._guarded, fn, *args)
@@ -519,13 +519,13 @@ class ServiceReader:
     def _handle(self, event: Event) -> None:
         for effect in self._delivery.handle(event, self._loop.now()):
             match effect:
-                case delivery.RequestElements(source, wanted):
+                case delivery.RequestElements(source, demand):
                     if not self._over:
                         link = self._links[source.task, source.incarnation]
                         reply: list[Any] = []
                         link.replies.append(reply)
                         link.client.ask(
-                            wanted, partial(self._run_in_loop, self._replied, source, link, reply)
+                            demand, partial(self._run_in_loop, self._replied, source, link, reply)
                         )
                 case delivery.Deliver(items):
                     with self._ready:
@@ -624,12 +624,12 @@ class ServiceReader:
             return
         self._watch_pause_s, self._dispatcher_error = 0.0, ""
         if news is not None:
-            self._version, tasks, self._finished, hold, ended, failed = news
+            self._version, tasks, self._finished, hold, end_rounds, failed = news
             if failed:
                 self._end(UnavailableError(failed))
             try:
-                places, others_exist = self._places(tasks)
-                self._handle(News(places, others_exist, self._finished, hold, ended))
+                locations, others_exist = self._locations(tasks)
+                self._handle(News(locations, others_exist, self._finished, hold, end_rounds))
             except OpError as error:
                 # for example, this reader is not allowed to connect to the worker
                 self._end(error)
@@ -640,16 +640,16 @@ class ServiceReader:
             else:
                 self._watch()
 
-    def _places(self, tasks: list[tuple[Any, ...]]) -> tuple[list[TaskLocation], bool]:
+    def _locations(self, tasks: list[tuple[Any, ...]]) -> tuple[list[TaskLocation], bool]:
         """Return those of the listed tasks that this reader reads, and whether it leaves tasks to
         other readers. Connect to new workers."""
         chance.shuffle(tasks)
-        places = []
+        locations = []
         coordinated = self._terms.coordinated
         for task, _worker, location, incarnation, tags, starting_round in tasks:
             if reads_from(self._target, coordinated, incarnation, tags):
                 address = split_key(location)[0] if location else ""
-                places.append(TaskLocation(task, address, location, incarnation, starting_round))
+                locations.append(TaskLocation(task, address, location, incarnation, starting_round))
                 link = self._links.get((task, incarnation))
                 if location and incarnation >= 0 and (link is None or link.location != location):
                     client = self._task_client(task, location, incarnation)
@@ -657,11 +657,13 @@ class ServiceReader:
         # Drop the links to earlier incarnations of a task's worker. Keep the links while the worker
         # is away (its incarnation is negative then) or the task is not listed, because
         # CoordinatedDelivery still sends requests to the incarnation that it knows.
-        incarnations = {place.task: place.incarnation for place in places}
+        incarnations = {
+            task_location.task: task_location.incarnation for task_location in locations
+        }
         for key, link in [*self._links.items()]:
             if not link.replies and 0 <= incarnations.get(key[0], -1) != key[1]:
                 del self._links[key]
-        return places, len(places) < len(tasks)
+        return locations, len(locations) < len(tasks)
 
     def _task_client(self, task: int, location: str, incarnation: int) -> LocalTask | RemoteTask:
         address, key = split_key(location)

@@ -1,7 +1,7 @@
 """A reader's access to one task, which is in another process (RemoteTask) or in this process
 (LocalTask).
 
-`ask(wanted, then)` sends a request. `then(kind, value, error)` is called once, in the thread in
+`ask(demand, then)` sends a request. `then(kind, value, error)` is called once, in the thread in
 which the reply arrives. If the kind is SOME, the consumer's thread calls `open_batch`, which
 unpacks `value` into elements. The loop thread does not call it, because unpacking takes time.
 """
@@ -16,7 +16,7 @@ import msgspec
 
 from zmqdist.data.service import compression
 from zmqdist.data.service.elements import unpack
-from zmqdist.data.service.reader.delivery import FAILED, Wanted
+from zmqdist.data.service.reader.delivery import FAILED, Demand
 from zmqdist.data.service.worker.runtime import ELEMENTS, TaskThreads
 from zmqdist.data.service.worker.task_runner import Packed
 from zmqdist.errors import OpError, WireError, from_code
@@ -36,8 +36,8 @@ class RemoteTask:
         self._task = task
         self._compression = compression or ""
 
-    def ask(self, wanted: Wanted, then: Then) -> None:
-        args = (self._state, self._task, msgspec.structs.astuple(wanted), self._compression)
+    def ask(self, demand: Demand, then: Then) -> None:
+        args = (self._state, self._task, msgspec.structs.astuple(demand), self._compression)
         try:
             call = internal_client.start(self._client, ELEMENTS, *args, waits_for_server=False)
         except OpError as error:  # the client is closed, so report a failed request
@@ -72,9 +72,9 @@ class LocalTask:
         self._task = task
         self._soon = soon
 
-    def ask(self, wanted: Wanted, then: Then) -> None:
+    def ask(self, demand: Demand, then: Then) -> None:
         self._worker.ask(
-            self._state, self._task, wanted, LocalReply(self._address, self._soon, then)
+            self._state, self._task, demand, LocalReply(self._address, self._soon, then)
         )
 
     def delete(self) -> None:

@@ -16,7 +16,7 @@ Promises
         flight, its new requests come after the earlier requests, so that its batches keep their
         order.
 
-*Invariant*: 0 <= in_flight <= AHEAD for each task, and `held` counts all requests in flight and all
+*Invariant*: 0 <= in_flight <= AHEAD for each task, and `outstanding` counts all requests in flight and all
 batches that the consumer has not taken.
 """
 
@@ -36,10 +36,10 @@ from zmqdist.data.service.reader.delivery import (
     BatchTaken,
     ConsumerBegan,
     Delivery,
+    Demand,
     Event,
     News,
     RequestElements,
-    Wanted,
 )
 from zmqdist.data.service.retry import next_pause_s
 
@@ -81,7 +81,7 @@ class TaskSource(msgspec.Struct, eq=False):
     incarnation: int
     in_flight: int = 0
     turn: int = 0
-    ended: bool = False
+    exhausted: bool = False
     dropped: bool = False
     pause_s: float = 0.0
     paused_until: float = -inf
@@ -93,7 +93,7 @@ class TaskWindow:
 
     Attributes:
       sources: the TaskSource of each task in its newest incarnation, by the task's number.
-      held: the number of requests in flight and of batches that the consumer has not taken.
+      outstanding: the number of requests in flight and of batches that the consumer has not taken.
     """
 
     def __init__(self, reader: int, trainer: str, outstanding_max: int) -> None:
@@ -104,7 +104,7 @@ class TaskWindow:
         self._former: dict[tuple[int, int], TaskSource] = {}
         """Maps (task, earlier incarnation of its worker) to its source, while requests of that
         source are in flight."""
-        self.held = 0
+        self.outstanding = 0
         self._reader = reader
         self._trainer = trainer
         self._limit = outstanding_max
@@ -114,31 +114,33 @@ class TaskWindow:
     def note(self, news: News) -> None:
         """Update the tasks from the list of tasks in a reply of the dispatcher."""
         self._others_exist = news.others_exist
-        self._awaits_worker = any(not place.location for place in news.tasks)
-        listed = {place.task for place in news.tasks if place.location}
-        for place in news.tasks:
-            known = self.sources.get(place.task)
-            if place.location and (known is None or known.incarnation != place.incarnation):
-                if known is not None:
-                    self._former[known.task, known.incarnation] = known
-                source = self._former.pop((place.task, place.incarnation), None)
+        self._awaits_worker = any(not location.location for location in news.tasks)
+        listed = {location.task for location in news.tasks if location.location}
+        for location in news.tasks:
+            current = self.sources.get(location.task)
+            if location.location and (
+                current is None or current.incarnation != location.incarnation
+            ):
+                if current is not None:
+                    self._former[current.task, current.incarnation] = current
+                source = self._former.pop((location.task, location.incarnation), None)
                 if source is None or not source.in_flight:
-                    source = TaskSource(place.task, place.address, place.incarnation)
+                    source = TaskSource(location.task, location.address, location.incarnation)
                 else:
                     # promise W3: use the earlier source again, because its requests in flight come
                     # before new ones
-                    source.address, source.ended, source.in_hand = place.address, False, ()
+                    source.address, source.exhausted, source.in_hand = location.address, False, ()
                     source.pause_s, source.paused_until = 0.0, -inf
-                self.sources[place.task] = source
+                self.sources[location.task] = source
         for task, source in self.sources.items():
             source.dropped = task not in listed
-        self._former = {key: each for key, each in self._former.items() if each.in_flight}
+        self._former = {key: earlier for key, earlier in self._former.items() if earlier.in_flight}
 
     @property
     def deadline(self) -> float:
         """Return the time at which the next pause of a task ends; infinite if no task is paused."""
         return min(
-            (each.paused_until for each in self.sources.values() if each.paused_until > -inf),
+            (source.paused_until for source in self.sources.values() if source.paused_until > -inf),
             default=inf,
         )
 
@@ -152,9 +154,9 @@ class TaskWindow:
     def available(self) -> list[TaskSource]:
         """Return the tasks to which the reader may send a request."""
         return [
-            each
-            for each in self.sources.values()
-            if not (each.ended or each.dropped or each.paused_until > -inf)
+            source
+            for source in self.sources.values()
+            if not (source.exhausted or source.dropped or source.paused_until > -inf)
         ]
 
     def requests(
@@ -173,10 +175,13 @@ class TaskWindow:
         sources = sorted(sources, key=attrgetter("in_flight", "turn"))
         limit, count = self._limit, len(self.available())
         if limit < 0:
-            room, each_max, wait_s = AHEAD * (count + 1) - self.held, ELEMENTS_MAX, None
+            room, each_max, wait_s = AHEAD * (count + 1) - self.outstanding, ELEMENTS_MAX, None
         else:
             each_max = max(1, limit // max(1, AHEAD * count))
-            room, wait_s = limit // each_max - self.held, LONG_TURN_S if limit >= count else TURN_S
+            room, wait_s = (
+                limit // each_max - self.outstanding,
+                LONG_TURN_S if limit >= count else TURN_S,
+            )
         asks: list[RequestElements] = []
         for _ in range(AHEAD):
             for source in sources:
@@ -185,13 +190,13 @@ class TaskWindow:
                 needed = starving and not source.in_flight and (limit < 0 or not self.has_in_flight)
                 if needed or (room > 0 and source.in_flight < AHEAD):
                     room -= 1
-                    self.held += 1
+                    self.outstanding += 1
                     source.in_flight += 1
                     source.turn = next(self._counter)
-                    wanted = Wanted(
+                    demand = Demand(
                         each_max, BATCH_BYTES, wait_s, self._reader, trainer=self._trainer
                     )
-                    asks.append(RequestElements(source, wanted))
+                    asks.append(RequestElements(source, demand))
         return asks
 
     def succeed(self, source: TaskSource) -> None:
@@ -202,7 +207,7 @@ class TaskWindow:
     def fail(self, source: TaskSource, now: float) -> None:
         """Record that a request to a task has failed. A pause begins, in which the task gets no
         request."""
-        self.held -= 1
+        self.outstanding -= 1
         source.in_hand = ()
         if source.paused_until == -inf:
             # lengthen the pause only once if two requests fail together
@@ -219,7 +224,7 @@ class TaskWindow:
         """
         if self.has_in_flight or not self._others_exist or self._awaits_worker or not self.sources:
             return False
-        return all(source.ended or source.dropped for source in self.sources.values())
+        return all(source.exhausted or source.dropped for source in self.sources.values())
 
     @property
     def has_in_flight(self) -> bool:
@@ -229,7 +234,9 @@ class TaskWindow:
     def describe_wait(self) -> str:
         """Return a text for the log that names the workers from which the reader waits for
         elements."""
-        names = sorted(each.address for each in list(self.sources.values()) if not each.ended)
+        names = sorted(
+            source.address for source in list(self.sources.values()) if not source.exhausted
+        )
         return f"nothing has come from {', '.join(names) or 'a worker'}"
 
 
@@ -238,7 +245,7 @@ class WindowDelivery(Delivery):
 
     def __init__(self, window: TaskWindow) -> None:
         self._window = window
-        self._begun = self._finished = self._over = False
+        self._is_consuming = self._finished = self._over = False
 
     @property
     def deadline(self) -> float:
@@ -251,11 +258,11 @@ class WindowDelivery(Delivery):
         """Record an event that is no reply."""
         match event:
             case BatchTaken():
-                self._window.held -= 1
+                self._window.outstanding -= 1
             case News():
                 self._window.note(event)
                 self._finished = event.finished
             case ConsumerBegan():
-                self._begun = True
+                self._is_consuming = True
             case _:
                 self._window.resume(now)

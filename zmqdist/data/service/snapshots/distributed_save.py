@@ -131,7 +131,7 @@ def _ask(
     """Call a method of the service's dispatcher, and repeat the call across restarts of the
     dispatcher. Raises DeadlineExceededError if no dispatcher replies in time.
     """
-    what = f"{method} of {path} at {service.address}"
+    phrase = f"{method} of {path} at {service.address}"
     return ask_dispatcher(
-        service, method, *args, what=what, timeout_s=inf if timeout_s is None else timeout_s
+        service, method, *args, purpose=phrase, timeout_s=inf if timeout_s is None else timeout_s
     )

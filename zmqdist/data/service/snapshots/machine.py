@@ -177,7 +177,7 @@ class SnapshotMachine:
     def restore(
         self,
         streams: list[StreamAssignment],
-        done: bool,
+        is_complete: bool,
         error: OpError | None,
         failures: Sequence[OpError],
     ) -> list[Record]:
@@ -196,7 +196,7 @@ class SnapshotMachine:
                     self._next[key] = max(self._next.get(key, 0), runs[-1].start + runs[-1].count)
         if error is not None:
             self.apply(SnapshotFailed(error))
-        elif done:
+        elif is_complete:
             self._enter(SnapshotMode.DONE)
         elif any(stream.state is StreamState.DONE for stream in streams):
             self._enter(SnapshotMode.WINDING_DOWN)
@@ -311,9 +311,11 @@ class SnapshotMachine:
         if self.over:
             return []
         self._owned(worker, stream)
-        others = any(each.index != stream for each in self._unfinished())
+        has_others = any(unfinished.index != stream for unfinished in self._unfinished())
         return (
-            [StreamCompleted(stream)] if others else [StreamCompleted(stream), SnapshotCompleted()]
+            [StreamCompleted(stream)]
+            if has_others
+            else [StreamCompleted(stream), SnapshotCompleted()]
         )
 
     def failed(self, worker: str, stream: int, error: OpError) -> list[Record]:

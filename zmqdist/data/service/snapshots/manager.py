@@ -116,8 +116,8 @@ class SnapshotFolder:
             "request": request,
             "compression": pressed,
             "spec": spec,
-            "sources": [each.count for each in providers],
-            "repetitions": [each.repetitions for each in providers],
+            "sources": [provider.count for provider in providers],
+            "repetitions": [provider.repetitions for provider in providers],
         }
         for folder in (snapshot_layout.chunks_path(path), storage.join(path, "streams")):
             storage.make_folder(folder)
@@ -137,33 +137,33 @@ class SnapshotFolder:
         """
         try:
             metadata = json.loads(storage.read(storage.join(path, snapshot_layout.METADATA)))
-            made = cls(path, metadata)
+            snapshot = cls(path, metadata)
         except FileNotFoundError:
             raise DataLossError(f"{path}: the snapshot has no {snapshot_layout.METADATA}") from None
         except (ValueError, TypeError, KeyError) as error:
             raise DataLossError(
                 f"{path}/{snapshot_layout.METADATA}: corrupted record: {error}"
             ) from None
-        made.restore()
-        return made
+        snapshot.restore()
+        return snapshot
 
     def restore(self) -> None:
         """Restore the machine from the folder. Raises as `recover` does."""
         error = snapshot_layout.read_error(self.path)
-        done = storage.exists(snapshot_layout.snapshot_done_path(self.path))
+        is_complete = storage.exists(snapshot_layout.snapshot_done_path(self.path))
         streams = _FolderReader(self.path, self._sources).streams()
         folders = [
-            snapshot_layout.stream_path(self.path, each.index)
-            for each in streams
-            if each.state is not StreamState.DONE
+            snapshot_layout.stream_path(self.path, stream.index)
+            for stream in streams
+            if stream.state is not StreamState.DONE
         ]
         failures = (
             []
             if error is not None
-            else [found for each in folders if (found := snapshot_layout.read_error(each))]
+            else [failure for stream in folders if (failure := snapshot_layout.read_error(stream))]
         )
         with self._lock:
-            self._write(self._machine.restore(streams, done, error, failures))
+            self._write(self._machine.restore(streams, is_complete, error, failures))
 
     def _write(self, records: Sequence[Record]) -> None:
         """Write and apply the records of a decision, one after the other. Call this with the lock
@@ -171,14 +171,16 @@ class SnapshotFolder:
         """
         for record in records:
             try:
-                self._write_one(record)
+                self._write_record(record)
             except OSError as error:
-                for each in self._machine.not_written(record, storage.error_of(error, self.path)):
-                    self._write_one(each)
+                for replacement in self._machine.not_written(
+                    record, storage.error_of(error, self.path)
+                ):
+                    self._write_record(replacement)
                 raise
             self._machine.apply(record)
 
-    def _write_one(self, record: Record) -> None:
+    def _write_record(self, record: Record) -> None:
         match record:
             case OwnerChanged(stream, worker):
                 folder = snapshot_layout.stream_path(self.path, stream)
@@ -244,8 +246,8 @@ class SnapshotFolder:
         """Return copies of the streams in order, without their runs of positions."""
         with self._lock:
             return [
-                StreamAssignment(each.index, each.owner, each.state)
-                for each in self._machine.streams
+                StreamAssignment(stream.index, stream.owner, stream.state)
+                for stream in self._machine.streams
             ]
 
     def progress(self) -> dict[str, Any]:
@@ -275,13 +277,13 @@ class _FolderReader:
         indexes = sorted(_number(name, "stream", root) for name in storage.list_names(root))
         # Leave out a folder without the file of its owner: the dispatcher ended while it created
         # the folder, so no worker has the stream.
-        found = [self._stream(index) for index in indexes if self._owner(index) is not None]
-        if [stream.index for stream in found] != list(range(len(found))):
+        streams = [self._stream(index) for index in indexes if self._owner(index) is not None]
+        if [stream.index for stream in streams] != list(range(len(streams))):
             raise InternalError(
-                f"{root}: a stream is missing: the folder has {[stream.index for stream in found]}"
+                f"{root}: a stream is missing: the folder has {[stream.index for stream in streams]}"
             )
         owners: dict[str, int] = {}
-        for stream in found:
+        for stream in streams:
             if stream.state is not StreamState.DONE:
                 if stream.owner in owners:
                     raise InternalError(
@@ -290,8 +292,8 @@ class _FolderReader:
                         f"to stream {owners[stream.owner]}"
                     )
                 owners[stream.owner] = stream.index
-        self._check_positions(found)
-        return found
+        self._check_positions(streams)
+        return streams
 
     def _owner(self, index: int) -> str | None:
         try:
@@ -303,9 +305,11 @@ class _FolderReader:
 
     def _stream(self, index: int) -> StreamAssignment:
         folder = snapshot_layout.stream_path(self._path, index)
-        done = storage.exists(snapshot_layout.snapshot_done_path(folder))
+        is_complete = storage.exists(snapshot_layout.snapshot_done_path(folder))
         stream = StreamAssignment(
-            index, self._owner(index) or "", StreamState.DONE if done else StreamState.ASSIGNED
+            index,
+            self._owner(index) or "",
+            StreamState.DONE if is_complete else StreamState.ASSIGNED,
         )
         splits = storage.join(folder, "splits")
         for name in storage.list_names(splits):
@@ -333,12 +337,12 @@ class _FolderReader:
         return runs
 
     def _run(self, folder: str, name: str) -> PositionRun:
-        found = re.fullmatch(r"split_(\d+)_(\d+)", name, re.ASCII)
-        if found is None:
+        match = re.fullmatch(r"split_(\d+)_(\d+)", name, re.ASCII)
+        if match is None:
             raise invalid(
                 f"{folder}/{name}: Expected split_<local_split_index>_<global_split_index>"
             )
-        local, start = int(found[1]), int(found[2])
+        local, start = int(match[1]), int(match[2])
         if local > start:
             raise invalid(
                 f"{folder}/{name}: The local split index {local} exceeds the global split index "
@@ -350,20 +354,20 @@ class _FolderReader:
         return PositionRun(local, start, int(text or b"1"))
 
     def _check_positions(self, streams: Sequence[StreamAssignment]) -> None:
-        everything: dict[tuple[int, int], list[PositionRun]] = {}
+        by_source: dict[tuple[int, int], list[PositionRun]] = {}
         for stream in streams:
             for key, runs in stream.runs.items():
-                everything.setdefault(key, []).extend(runs)
-        for (source, repetition), runs in everything.items():
-            what = f"{self._path}: source {source}, repetition {repetition}"
+                by_source.setdefault(key, []).extend(runs)
+        for (source, repetition), runs in by_source.items():
+            name = f"{self._path}: source {source}, repetition {repetition}"
             runs.sort(key=lambda run: run.start)
             for run, after in pairwise(runs):
                 if after.start < run.start + run.count:
-                    raise InternalError(f"{what}: Found duplicate global split index {after.start}")
+                    raise InternalError(f"{name}: Found duplicate global split index {after.start}")
             position = 0
             for run in runs:
                 if run.start != position:
-                    raise InternalError(f"{what}: Found missing global split index {position}")
+                    raise InternalError(f"{name}: Found missing global split index {position}")
                 position += run.count
 
 
@@ -377,10 +381,10 @@ def _request_of(path: str) -> str | None:
 
 
 def _number(name: str, kind: str, folder: str) -> int:
-    found = re.fullmatch(kind + r"_(\d+)", name, re.ASCII)
-    if found is None:
+    match = re.fullmatch(kind + r"_(\d+)", name, re.ASCII)
+    if match is None:
         raise InternalError(f"Can't parse {name} in {folder}: expected {kind}_<index>")
-    return int(found[1])
+    return int(match[1])
 
 
 # -- all snapshots ---------------------------------------------------------------------------------
@@ -416,11 +420,11 @@ class SnapshotManager:
             `SnapshotFolder.create`.
         """
         with self._lock:
-            known = self._by_path.get(path)
-        if known is None:
+            snapshot = self._by_path.get(path)
+        if snapshot is None:
             return SnapshotFolder.create(path, dataset, spec, compression, request)
         if request and _request_of(path) == request:
-            return known
+            return snapshot
         raise AlreadyExistsError(f"{path}: a snapshot there is already started or completed")
 
     def add(self, snapshot: SnapshotFolder) -> None:
@@ -456,8 +460,8 @@ class SnapshotManager:
 
     def worker_lost(self, worker: str) -> None:
         """Mark the streams that a worker was writing as orphans."""
-        for each in self.all():
-            each.worker_lost(worker)
+        for snapshot in self.all():
+            snapshot.worker_lost(worker)
 
     def all(self) -> list[SnapshotFolder]:
         """Return every snapshot, in the order in which they were begun."""

@@ -106,7 +106,7 @@ class SnapshotService:
             "save": self._save,
             "streams": self._streams,
             "positions": self._positions,
-            "stream_ended": self._stream_ended,
+            "stream_ended": self._end_stream,
             "snapshot_wait": self._wait,
             "snapshot_progress": self._progress,
             "snapshot_streams": self._list_streams,
@@ -133,9 +133,9 @@ class SnapshotService:
                     "dispatcher leaves it out",
                     path,
                 )
-        for made in self._pool.map(SnapshotFolder.recover, there):
-            self._snapshots.add(made)
-            log.info("recovered the snapshot %s: %s", made.path, made.mode.value)
+        for snapshot in self._pool.map(SnapshotFolder.recover, there):
+            self._snapshots.add(snapshot)
+            log.info("recovered the snapshot %s: %s", snapshot.path, snapshot.mode.value)
         if there:
             self._loop.set_timer(
                 (self, "owners"),
@@ -178,7 +178,10 @@ class SnapshotService:
         dispatcher."""
         present = set(self._addresses.values())
         self._forget_owners(
-            lambda: {owner for each in self._snapshots.all() for owner in each.owners()} - present
+            lambda: (
+                {owner for snapshot in self._snapshots.all() for owner in snapshot.owners()}
+                - present
+            )
         )
 
     def _forget_owners(self, owners: Callable[[], set[str]]) -> None:
@@ -202,10 +205,10 @@ class SnapshotService:
         earlier = self._pending.pop(incarnation, None)
         if earlier is not None:
             earlier[0].reply(None)
-        call.on_dropped(partial(self._worker_gone, call, incarnation))
+        call.on_dropped(partial(self._drop_worker, call, incarnation))
         self._assign(call, incarnation, address, dict(has))
 
-    def _worker_gone(self, call: PendingCall, incarnation: int) -> None:
+    def _drop_worker(self, call: PendingCall, incarnation: int) -> None:
         pending = self._pending.get(incarnation)
         if pending is not None and pending[0] is call:
             del self._pending[incarnation]
@@ -222,11 +225,11 @@ class SnapshotService:
 
         def assign() -> None:
             try:
-                found = self._snapshots.assign(address)
+                streams = self._snapshots.assign(address)
             except BaseException as error:
                 call.fail(_as_op_error(error))
             else:
-                self._soon(self._assigned, call, incarnation, has, found, version)
+                self._soon(self._assigned, call, incarnation, has, streams, version)
 
         self._submit(assign)
 
@@ -235,14 +238,14 @@ class SnapshotService:
         call: PendingCall,
         incarnation: int,
         has: dict[str, int],
-        found: dict[str, int],
+        streams: dict[str, int],
         version: int,
     ) -> None:
         if not call.wanted() or incarnation not in self._addresses:
             return
-        self._written[incarnation] = found
-        if found != has:
-            call.reply(found)
+        self._written[incarnation] = streams
+        if streams != has:
+            call.reply(streams)
         elif version != self._version:
             self._assign(call, incarnation, self._addresses[incarnation], has)
         else:
@@ -268,15 +271,15 @@ class SnapshotService:
         stream: Number,
         source: Number,
         repetition: Number,
-        taken: Number,
+        offset: Number,
         count: Number,
     ) -> None:
         snapshot, address = self._snapshots[path], self._address(incarnation)
         self._work(
-            call, lambda: snapshot.hand_out(address, stream, source, repetition, taken, count)
+            call, lambda: snapshot.hand_out(address, stream, source, repetition, offset, count)
         )
 
-    def _stream_ended(
+    def _end_stream(
         self,
         call: PendingCall,
         incarnation: Number,
@@ -325,16 +328,16 @@ class SnapshotService:
         compression: Any,
     ) -> None:
         try:
-            made = self._snapshots.create(path, description, spec, compression, request)
+            snapshot = self._snapshots.create(path, description, spec, compression, request)
         except BaseException as error:
             call.fail(_as_op_error(error))
             return
         assert self._note is not None
-        self._soon(self._note, _PendingSave(self, call, made), path)
+        self._soon(self._note, _PendingSave(self, call, snapshot), path)
 
-    def begin(self, made: SnapshotFolder) -> None:
+    def begin(self, snapshot: SnapshotFolder) -> None:
         """Let workers get the streams of a snapshot that the journal has recorded."""
-        self._snapshots.add(made)
+        self._snapshots.add(snapshot)
         self._changed()
 
     def _wait(self, call: PendingCall, path: str) -> None:
@@ -343,9 +346,9 @@ class SnapshotService:
             call.reply(over)
             return
         self._waiting.setdefault(path, []).append(call)
-        call.on_dropped(partial(self._caller_gone, call, path))
+        call.on_dropped(partial(self._drop_caller, call, path))
 
-    def _caller_gone(self, call: PendingCall, path: str) -> None:
+    def _drop_caller(self, call: PendingCall, path: str) -> None:
         waiting = self._waiting.get(path, [])
         if call in waiting:
             waiting.remove(call)
@@ -355,7 +358,10 @@ class SnapshotService:
 
     def _list_streams(self, call: PendingCall, path: str) -> None:
         self._work(
-            call, lambda: [(each.index, each.owner, each.state.name) for each in self.streams(path)]
+            call,
+            lambda: [
+                (stream.index, stream.owner, stream.state.name) for stream in self.streams(path)
+            ],
         )
 
     def _cancel(self, call: PendingCall, path: str) -> None:
@@ -399,17 +405,19 @@ class _PendingSave:
     """A pending RPC call of `save`, whose snapshot the journal is recording. It is the token that
     `SnapshotService` passes to `note`."""
 
-    def __init__(self, service: SnapshotService, call: PendingCall, made: SnapshotFolder) -> None:
+    def __init__(
+        self, service: SnapshotService, call: PendingCall, snapshot: SnapshotFolder
+    ) -> None:
         self._service = service
-        self._asked = call
-        self._made = made
+        self._call = call
+        self._snapshot = snapshot
 
     def reply(self, value: Any) -> None:
-        self._service.begin(self._made)
-        self._asked.reply(value)
+        self._service.begin(self._snapshot)
+        self._call.reply(value)
 
     def fail(self, error: BaseException) -> None:
-        self._asked.fail(error)
+        self._call.fail(error)
 
 
 def _over(snapshot: SnapshotFolder) -> tuple[int, str] | None:

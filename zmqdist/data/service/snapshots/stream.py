@@ -67,7 +67,7 @@ class SnapshotStream:
       thread: the thread, which the caller starts.
 
     Args:
-      ended: `ended(stream)` is called in the thread when this worker has nothing more to do for the
+      on_end: `on_end(stream)` is called in the thread when this worker has nothing more to do for the
         stream.
     """
 
@@ -75,13 +75,13 @@ class SnapshotStream:
         self,
         client: ZmqClient,
         terms: StreamTerms,
-        ended: Callable[[SnapshotStream], None],
+        on_end: Callable[[SnapshotStream], None],
     ) -> None:
         self.path, self.index = terms.path, terms.index
         self._client = client
         self._terms = terms
-        self._stopped = threading.Event()
-        self._ended = ended
+        self._stop_event = threading.Event()
+        self._on_end = on_end
         self._writer = StreamWriter(self.path, self.index, self._positions, terms.chunk_bytes_max)
         self.thread = threading.Thread(
             target=self._run, name=f"zmqdist-snapshot-{self.index}", daemon=True
@@ -99,15 +99,15 @@ class SnapshotStream:
     def stop(self) -> None:
         """Have the thread end at its next element, without a report to the dispatcher. Does not
         block."""
-        self._stopped.set()
+        self._stop_event.set()
         self._writer.cancel()
 
     close = stop
     """A thread cannot be ended at once."""
 
-    def _positions(self, source: int, repetition: int, taken: int, count: int) -> Sequence[int]:
+    def _positions(self, source: int, repetition: int, offset: int, count: int) -> Sequence[int]:
         start, length = self._call(
-            "positions", self._terms.timeout_s, source, repetition, taken, count
+            "positions", self._terms.timeout_s, source, repetition, offset, count
         )
         return range(start, start + length)
 
@@ -118,8 +118,8 @@ class SnapshotStream:
             method,
             *stream,
             *args,
-            what=f"stream {self.index} of {self.path}",
-            stopped=self._stopped,
+            purpose=f"stream {self.index} of {self.path}",
+            stop_event=self._stop_event,
             timeout_s=timeout_s,
         )
 
@@ -143,7 +143,7 @@ class SnapshotStream:
                 self._call("stream_ended", inf, code, message)
             except BaseException as error:
                 log.info("stream %d of %s: %s", self.index, self.path, code_and_message(error)[1])
-        self._ended(self)
+        self._on_end(self)
 
 
 class StreamProcess:
@@ -153,7 +153,7 @@ class StreamProcess:
     Args:
       spawn: a function that forks the child process and reports the exit code when the child ends.
         The code is SILENT if the zygote ended the child because this worker was suspended.
-      ended: called when this worker has nothing more to do for the stream.
+      on_end: called when this worker has nothing more to do for the stream.
       failed: `failed(stream, code, message, then)` reports an error to the dispatcher, and then
         calls `then`.
     """
@@ -163,17 +163,17 @@ class StreamProcess:
         loop: Loop,
         spawn: SpawnChild,
         begin: StreamTerms,
-        ended: Callable[[Any], None],
+        on_end: Callable[[Any], None],
         failed: Callable[[Any, int, str, Callable[[], None]], None],
     ) -> None:
         self.path, self.index = begin.path, begin.index
         self._loop = loop
         self._spawn = spawn
         self._begin = begin
-        self._ended = ended
+        self._on_end = on_end
         self._failed = failed
         self._progress = SnapshotTaskProgress(self.path, self.index)
-        self._over = self._stopped = self._leaving = self._closed = False
+        self._over = self._stopping = self._leaving = self._closed = False
         self._crashes = 0
         self._fork()
 
@@ -196,8 +196,8 @@ class StreamProcess:
             return
         self._pipe.drain()
         self._pipe.close()
-        if self._over or self._stopped:
-            self._ended(self)
+        if self._over or self._stopping:
+            self._on_end(self)
             return
         if code != SILENT:
             self._crashes += 1
@@ -208,7 +208,7 @@ class StreamProcess:
             log.warning("%s", text)
             if self._crashes >= CRASHES_MAX:
                 why = f"This was crash number {self._crashes} in a row without a commit: the snapshot has failed.\n{text}"
-                self._failed(self, UNKNOWN, why, lambda: self._ended(self))
+                self._failed(self, UNKNOWN, why, lambda: self._on_end(self))
                 return
         self._fork()
 
@@ -225,16 +225,16 @@ class StreamProcess:
     def stop(self) -> None:
         """Have the process end without a report to the dispatcher. Kill the process if it still
         runs after END_S."""
-        if self._stopped:
+        if self._stopping:
             return
-        self._stopped = True
+        self._stopping = True
         if self._pipe.end():
             self._loop.set_timer(self, self._loop.now() + END_S, self._child.kill)
 
     def close(self) -> None:
         """Ignore the process from now on, and close the pipe to it. The process ends because of
         that, or because the zygote ends."""
-        self._stopped = self._closed = True
+        self._stopping = self._closed = True
         self._loop.set_timer(self, None, self._child.kill)
         self._pipe.close()
 
@@ -252,11 +252,11 @@ def main(pipe_fd: int) -> None:
         with contextlib.suppress(OSError):  # the pipe is broken, because the worker has ended
             pipe.send(msgspec.msgpack.encode((stream.progress(), over)))
 
-    def ended(_: SnapshotStream) -> None:
+    def end(_: SnapshotStream) -> None:
         report(True)
         os._exit(0)
 
-    stream = SnapshotStream(client, begin, ended)
+    stream = SnapshotStream(client, begin, end)
     stream.thread.start()
     with contextlib.suppress(EOFError):
         while True:

@@ -131,22 +131,22 @@ class SnapshotWorker:
         )
 
     def _streams_received(
-        self, request: int, found: dict[str, int] | None, error: OpError | None
+        self, request: int, streams: dict[str, int] | None, error: OpError | None
     ) -> None:
         if request != self._request:
             return  # a later request has replaced this one
-        if error is not None or found is None:
+        if error is not None or streams is None:
             self._loop.set_timer(self, self._loop.now() + AGAIN_S, self._ask_again)
             return
         for path, stream in list(self._writing.items()):
-            if found.get(path) != stream.index:
+            if streams.get(path) != stream.index:
                 # Record here whether the stream is complete, because the dispatcher may learn of
-                # its end before `_note_ended` runs.
+                # its end before `_note_end` runs.
                 self._note_completed(stream)
                 stream.stop()
                 self._ending.add(stream)
                 del self._writing[path]
-        for path, index in found.items():
+        for path, index in streams.items():
             if path not in self._writing:
                 try:
                     self._begin(path, index)
@@ -186,20 +186,20 @@ class SnapshotWorker:
         )
         if self.processes is not None:
             self._writing[path] = StreamProcess(
-                self._loop, self.processes, terms, self._note_ended, self._report_failure
+                self._loop, self.processes, terms, self._note_end, self._report_failure
             )
             return
         if self._client is None:
             security = self._credentials.client(self._dispatcher, "worker")
             self._client = ZmqClient(self._dispatcher, "snapshots", security=security)
-        stream = self._writing[path] = SnapshotStream(self._client, terms, self._ended)
+        stream = self._writing[path] = SnapshotStream(self._client, terms, self._report_end)
         stream.thread.start()
 
-    def _ended(self, stream: SnapshotStream) -> None:
-        """Have the loop thread call `_note_ended` for a stream that has ended. Called in the
+    def _report_end(self, stream: SnapshotStream) -> None:
+        """Have the loop thread call `_note_end` for a stream that has ended. Called in the
         stream's thread."""
         with suppress(OpError):  # the loop refuses the call, because the worker has ended
-            self._loop.call_soon(self._note_ended, stream)
+            self._loop.call_soon(self._note_end, stream)
 
     def _report_failure(
         self, stream: StreamProcess, code: int, message: str, then: Callable[[], None]
@@ -213,7 +213,7 @@ class SnapshotWorker:
             then,
         )
 
-    def _note_ended(self, stream: SnapshotStream | StreamProcess) -> None:
+    def _note_end(self, stream: SnapshotStream | StreamProcess) -> None:
         self._ending.discard(stream)
         self._note_completed(stream)
         if self._writing.get(stream.path) is stream:

@@ -149,7 +149,7 @@ class StreamWriter:
             also tries to write an error of the pipeline or the disk into the file ERROR.
         """
         try:
-            if not self._is_done():
+            if not self._is_complete():
                 self._write()
         except _TakenOver:
             raise CancelledError(
@@ -167,7 +167,7 @@ class StreamWriter:
         metadata = json.loads(storage.read(storage.join(self._path, snapshot_layout.METADATA)))
         dataset = deserialize(storage.read(storage.join(self._path, "dataset_def.json")).decode())
         self._take_over()
-        if self._is_done():  # the earlier writer has completed the stream meanwhile
+        if self._is_complete():  # the earlier writer has completed the stream meanwhile
             return
         self._begin(dataset)
         assert self._iterator is not None
@@ -205,7 +205,7 @@ class StreamWriter:
 
     # -- the beginning --
 
-    def _is_done(self) -> bool:
+    def _is_complete(self) -> bool:
         return storage.exists(snapshot_layout.snapshot_done_path(self._folder))
 
     def _take_over(self) -> None:
@@ -307,9 +307,9 @@ class StreamWriter:
             _guarded(storage.rename, storage.join(self._work, chunk.name), there)
         self._waiting.clear()
         self._note_progress()
-        for each in older:
-            if each != name:
-                _guarded(storage.remove, storage.join(checkpoints, each))
+        for checkpoint in older:
+            if checkpoint != name:
+                _guarded(storage.remove, storage.join(checkpoints, checkpoint))
 
     def _note_progress(self, completed: bool = False) -> None:
         figures = completed, self._chunks, self._elements
@@ -369,8 +369,8 @@ def _guarded(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _checkpoint(name: str) -> tuple[int, int, str]:
-    found = re.fullmatch(r"checkpoint_(\d+)_(\d+)", name, re.ASCII)
-    return (int(found[1]), int(found[2]), name) if found else (0, 0, "")
+    match = re.fullmatch(r"checkpoint_(\d+)_(\d+)", name, re.ASCII)
+    return (int(match[1]), int(match[2]), name) if match else (0, 0, "")
 
 
 class _PositionRequests:
@@ -390,7 +390,7 @@ class _PositionRequests:
         self._requested_at = 0.0
         self.error: Exception | None = None
 
-    def __call__(self, source: int, repetition: int, taken: int) -> Sequence[int]:
+    def __call__(self, source: int, repetition: int, offset: int) -> Sequence[int]:
         self._check()
         now = time.monotonic()
         if now - self._requested_at < _QUICK_S:
@@ -399,7 +399,7 @@ class _PositionRequests:
             self._count = max(1, self._count // 2)
         self._requested_at = now
         try:
-            return self._ask(source, repetition, taken, self._count)
+            return self._ask(source, repetition, offset, self._count)
         except Exception as error:
             self.error = error
             raise

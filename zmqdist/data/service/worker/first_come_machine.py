@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from zmqdist.data.service.reader.delivery import END, FAILED, SOME, Wanted
+from zmqdist.data.service.reader.delivery import END, FAILED, SOME, Demand
 from zmqdist.data.service.worker.task_replies import BufferedMachine, TaskReply
 from zmqdist.errors import CancelledError
 
@@ -47,13 +47,13 @@ class FirstComeBuffer(BufferedMachine):
 
     Attributes:
       elements: the elements that were computed and not taken yet.
-      taken: number of elements that were taken, including failures.
+      taken_count: number of elements that were taken, including failures.
     """
 
     def __init__(self, elements_min: int, fits: Callable[[Iterable[Any], int], int]) -> None:
         super().__init__(elements_min)
         self.elements: deque[Any] = deque()
-        self.taken = 0
+        self.taken_count = 0
         self._fits = fits
         self._failures = 0
         self._finished = False
@@ -76,11 +76,11 @@ class FirstComeBuffer(BufferedMachine):
     # -- called by the threads that take elements --------------------------------------------------
 
     def next_reply(self) -> TaskReply | None:
-        if not self.waiting or not (self.elements or self.ended):
+        if not self.waiting or not (self.elements or self.finished):
             return None
-        wanted, reply = self.waiting.popleft()
+        demand, reply = self.waiting.popleft()
         if self.elements and not self.closed:
-            return self._take(wanted, reply)
+            return self._take(demand, reply)
         if self.error is not None:
             return TaskReply(reply, FAILED, self.error)
         if self.closed:
@@ -92,30 +92,30 @@ class FirstComeBuffer(BufferedMachine):
         only once, and never after `close` or after the pipeline has failed.
         """
         finished = (
-            self.ended
+            self.finished
             and not (self.elements or self.closed or self._finished)
             and self.error is None
         )
         self._finished = self._finished or finished
         return finished
 
-    def _take(self, wanted: Wanted, reply: Any) -> TaskReply:
+    def _take(self, demand: Demand, reply: Any) -> TaskReply:
         elements = self.elements
         popleft = elements.popleft
-        count = min(len(elements), wanted.elements_max)
+        count = min(len(elements), demand.elements_max)
         # Take the elements by index, because an iterator over the deque raises RuntimeError once
         # the computing thread has appended an element.
-        count = min(count, self._fits((elements[at] for at in range(count)), wanted.bytes_max))
-        taken: list[Any]
+        count = min(count, self._fits((elements[at] for at in range(count)), demand.bytes_max))
+        batch: list[Any]
         if not self._failures:
-            taken = [popleft() for _ in range(count)]
+            batch = [popleft() for _ in range(count)]
         else:
-            taken = []
-            while len(taken) < count and type(elements[0]) is not ElementFailure:
-                taken.append(popleft())
-            if not taken:
+            batch = []
+            while len(batch) < count and type(elements[0]) is not ElementFailure:
+                batch.append(popleft())
+            if not batch:
                 self._failures -= 1
-                self.taken += 1
+                self.taken_count += 1
                 return TaskReply(reply, FAILED, popleft().error)
-        self.taken += len(taken)
-        return TaskReply(reply, SOME, taken)
+        self.taken_count += len(batch)
+        return TaskReply(reply, SOME, batch)

@@ -56,7 +56,7 @@ class FirstComeRunner(BufferRunner[FirstComeBuffer]):
         super().__init__(name, open, describe_error, buffer)
         self._progress = progress
         self._finished = finished
-        self._started = inf
+        self._started_at = inf
         self._taken_before = progress[TAKEN]
         if failed is not None and failed.for_good:
             self._machine.end(failed.error)
@@ -69,18 +69,18 @@ class FirstComeRunner(BufferRunner[FirstComeBuffer]):
         recent element.
         """
         machine = self._machine
-        taken = self._progress[TAKEN]
-        computed = taken + len(machine.elements)
-        busy_s = max(0.0, time.monotonic() - self._started - self._idle_s)
-        element_s = busy_s / computed if computed and not machine.ended else 0.0
-        nbytes = taken * machine.element_bytes
-        return taken, nbytes, len(machine.elements), machine.room, element_s
+        elements_count = self._progress[TAKEN]
+        computed = elements_count + len(machine.elements)
+        busy_s = max(0.0, time.monotonic() - self._started_at - self._idle_s)
+        element_s = busy_s / computed if computed and not machine.finished else 0.0
+        nbytes = elements_count * machine.element_bytes
+        return elements_count, nbytes, len(machine.elements), machine.room, element_s
 
     # -- the thread --------------------------------------------------------------------------------
 
     def _compute(self) -> None:
-        if not self._machine.ended:
-            self._started = time.monotonic()
+        if not self._machine.finished:
+            self._started_at = time.monotonic()
             with self._open() as iterator:
                 self._fill(iterator, self._machine.elements, self._note_failure)
 
@@ -92,7 +92,7 @@ class FirstComeRunner(BufferRunner[FirstComeBuffer]):
     # -- replies, in any thread --------------------------------------------------------------------
 
     def _note_reply(self) -> None:
-        self._progress[TAKEN] = self._taken_before + self._machine.taken
+        self._progress[TAKEN] = self._taken_before + self._machine.taken_count
         self._changed.notify()
 
     def _note_served(self) -> None:

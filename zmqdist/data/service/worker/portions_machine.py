@@ -37,7 +37,7 @@ from collections import deque
 from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from zmqdist.data.service.reader.delivery import END, FAILED, SOME, Wanted
+from zmqdist.data.service.reader.delivery import END, FAILED, SOME, Demand
 from zmqdist.data.service.worker.task_replies import BufferedMachine, TaskReply
 
 GIVEN_MAX: Final = 64
@@ -64,13 +64,13 @@ class PortionSegment:
     """The elements of one portion in the buffer. `first` is the offset of the next element to be
     taken."""
 
-    __slots__ = ("done", "elements", "first", "number", "skip")
+    __slots__ = ("elements", "first", "is_complete", "number", "skip")
 
     def __init__(self, number: int, skip: int) -> None:
         self.number = number
         self.skip = self.first = skip
         self.elements: deque[Any] = deque()
-        self.done = False
+        self.is_complete = False
         """Whether the portion's pipeline has ended. The computing thread sets it without the lock,
         after it has appended the last element."""
 
@@ -89,13 +89,13 @@ class PortionsLane(BufferedMachine):
         self._coming: list[int] = []
         """The numbers of the portions that the dispatcher has given to this task and that the
         thread has not begun."""
-        self._failures = self._taken = 0
+        self._failures = self._taken_count = 0
         self._count = 1
         self._received_at = -inf
 
     # -- called by the thread that computes elements -----------------------------------------------
 
-    def portions_wanted(self, now: float) -> int:
+    def request_size(self, now: float) -> int:
         """Return how many portions to request now: twice the last number if those portions were
         computed quickly, otherwise half of it."""
         quick = now - self._received_at < QUICK_S
@@ -110,7 +110,7 @@ class PortionsLane(BufferedMachine):
 
     def may_begin(self) -> bool:
         """Return whether the buffer has room for another portion."""
-        return len(self._segments) < SEGMENTS_MAX and self._made() < self._limit
+        return len(self._segments) < SEGMENTS_MAX and self._buffered() < self._limit
 
     def begin(self, number: int, skip: int) -> PortionSegment:
         """Begin a portion. Return the segment to which the thread appends its elements."""
@@ -146,57 +146,62 @@ class PortionsLane(BufferedMachine):
         weighed element), the number of elements in the buffer, and the largest number that it may
         have.
         """
-        return self._taken, self._taken * self.element_bytes, self._made(), self._limit
+        return (
+            self._taken_count,
+            self._taken_count * self.element_bytes,
+            self._buffered(),
+            self._limit,
+        )
 
-    def _made(self) -> int:
-        return sum(len(each.elements) for each in self._segments)
+    def _buffered(self) -> int:
+        return sum(len(segment.elements) for segment in self._segments)
 
     def _make_room(self) -> None:
         if self._segments:
-            self.room = self._limit - self._made() + len(self._segments[-1].elements)
+            self.room = self._limit - self._buffered() + len(self._segments[-1].elements)
 
     # -- called by the threads that take elements --------------------------------------------------
 
     def next_reply(self) -> TaskReply | None:
         first = self._segments[0] if self._segments else None
-        something = first is not None and (first.done or bool(first.elements))
-        if not self.waiting or not (something or self.ended):
+        is_ready = first is not None and (first.is_complete or bool(first.elements))
+        if not self.waiting or not (is_ready or self.finished):
             return None
-        wanted, reply = self.waiting.popleft()
-        if something:
-            return self._take(wanted, reply)
+        demand, reply = self.waiting.popleft()
+        if is_ready:
+            return self._take(demand, reply)
         if self.error is not None:
             return TaskReply(reply, FAILED, self.error)
         return TaskReply(reply, END)
 
-    def _take(self, wanted: Wanted, reply: Any) -> TaskReply:
-        left = min(wanted.elements_max, max(1, wanted.bytes_max // self.element_bytes))
+    def _take(self, demand: Demand, reply: Any) -> TaskReply:
+        left = min(demand.elements_max, max(1, demand.bytes_max // self.element_bytes))
         elements: list[Any] = []
         runs: list[Run] = []
         while self._segments and left > 0:
             segment = self._segments[0]
-            # Promise L2: read `done` before the elements, because the computing thread appends
-            # elements meanwhile, and sets `done` after the last.
-            done = segment.done
-            taken, failure = self._pop(segment.elements, left)
-            elements += taken
-            left -= len(taken)
-            done = done and not segment.elements
-            if taken or (done and failure is None):
-                whole = done and failure is None
-                run = (segment.number, segment.skip, segment.first, len(taken), whole, 0, "")
+            # Promise L2: read `is_complete` before the elements, because the computing thread appends
+            # elements meanwhile, and sets `is_complete` after the last.
+            is_complete = segment.is_complete
+            batch, failure = self._pop(segment.elements, left)
+            elements += batch
+            left -= len(batch)
+            is_complete = is_complete and not segment.elements
+            if batch or (is_complete and failure is None):
+                whole = is_complete and failure is None
+                run = (segment.number, segment.skip, segment.first, len(batch), whole, 0, "")
                 runs.append(run)
-                segment.first += len(taken)
+                segment.first += len(batch)
             if failure is not None:
                 left -= 1
-                runs.append((segment.number, segment.skip, segment.first, 1, done, *failure))
+                runs.append((segment.number, segment.skip, segment.first, 1, is_complete, *failure))
                 segment.first += 1
-            if done:
+            if is_complete:
                 self._segments.popleft()
             elif failure is None:
                 break
-        self._taken += len(elements)
-        in_hand = (*(each.number for each in self._segments), *self._coming)
+        self._taken_count += len(elements)
+        in_hand = (*(following.number for following in self._segments), *self._coming)
         tag = tuple(runs), len(elements) * self.element_bytes, in_hand
         return TaskReply(reply, SOME, elements, tag)
 
@@ -206,11 +211,11 @@ class PortionsLane(BufferedMachine):
         popleft = buffer.popleft
         if not self._failures:
             return [popleft() for _ in range(min(count, len(buffer)))], None
-        taken: list[Any] = []
-        while buffer and len(taken) < count:
+        batch: list[Any] = []
+        while buffer and len(batch) < count:
             element = popleft()
             if type(element) is PortionError:
                 self._failures -= 1
-                return taken, element
-            taken.append(element)
-        return taken, None
+                return batch, element
+            batch.append(element)
+        return batch, None

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from zmqdist import clock as time
 from zmqdist.data.iterators import DatasetIterator
-from zmqdist.data.service.reader.delivery import END, Wanted
+from zmqdist.data.service.reader.delivery import END, Demand
 from zmqdist.data.service.worker.portions_machine import PortionSegment, PortionsLane
 from zmqdist.data.service.worker.task_runner import (
     BUFFER_ELEMENTS_MIN,
@@ -54,14 +54,14 @@ class PortionsRunner(Runner):
         self._lanes: dict[int, _Lane] = {}
         self._closed = False
 
-    def ask(self, wanted: Wanted, reply: ElementReply) -> None:
-        lane = self._lanes.get(wanted.reader)
+    def ask(self, demand: Demand, reply: ElementReply) -> None:
+        lane = self._lanes.get(demand.reader)
         if lane is None:
             if self._closed:
                 reply.answer(END)
                 return
-            lane = self._lanes[wanted.reader] = self._new_lane(wanted.reader)
-        lane.ask(wanted, reply)
+            lane = self._lanes[demand.reader] = self._new_lane(demand.reader)
+        lane.ask(demand, reply)
 
     def figures(self) -> tuple[Any, ...]:
         """Return the task's figures: the fields of a TaskReport
@@ -104,7 +104,7 @@ class _Lane(BufferRunner[PortionsLane]):
     def _compute(self) -> None:
         machine = self._machine
         while not machine.closed:
-            portions = self._more(machine.portions_wanted(time.monotonic()))
+            portions = self._more(machine.request_size(time.monotonic()))
             if not portions:
                 return
             with self._lock:
@@ -124,9 +124,9 @@ class _Lane(BufferRunner[PortionsLane]):
         note_failure = partial(self._note_failure, segment, start, length)
         with self._open(number, start, length) as iterator:
             _leave_out(iterator, skip)
-            ended = self._fill(iterator, segment.elements, note_failure)
-        if ended:
-            segment.done = True
+            has_ended = self._fill(iterator, segment.elements, note_failure)
+        if has_ended:
+            segment.is_complete = True
             self._wake()
 
     def _note_failure(
@@ -135,8 +135,8 @@ class _Lane(BufferRunner[PortionsLane]):
         """Put the error of an element into the buffer."""
         with self._lock:
             offset = segment.first + len(segment.elements)
-        what = f"element {offset} of positions {start} to {start + length - 1}"
-        failure = code_and_message(self._describe_error(error, what))
+        element = f"element {offset} of positions {start} to {start + length - 1}"
+        failure = code_and_message(self._describe_error(error, element))
         with self._lock:
             self._machine.failed(segment, *failure)
 

@@ -34,7 +34,7 @@ from typing import Any
 
 import msgspec
 
-from zmqdist.data.service.reader.delivery import FAILED, SKIP, SOME, Wanted
+from zmqdist.data.service.reader.delivery import FAILED, SKIP, SOME, Demand
 from zmqdist.data.service.worker.task_replies import TaskReply
 from zmqdist.errors import AbortedError, CancelledError, FailedPreconditionError, OpError
 
@@ -59,7 +59,7 @@ class RoundsMachine:
         self._group_bytes = 1
         self._round: int | None = None
         """The next round to be served or skipped; None before the first round."""
-        self._waiting: dict[int, tuple[Wanted, Any]] = {}
+        self._waiting: dict[int, tuple[Demand, Any]] = {}
         self._requested_rounds: dict[int, int] = {}
         self._served: dict[int, _Served] = {}
         self._error: BaseException | None = None
@@ -86,28 +86,30 @@ class RoundsMachine:
         self._error = self._error or error
         return self.serve()
 
-    def add_request(self, wanted: Wanted, reply: Any) -> list[TaskReply]:
+    def add_request(self, demand: Demand, reply: Any) -> list[TaskReply]:
         """Add a request, and return the replies that are ready."""
-        return [*self._note(wanted, reply), *self.serve()]
+        return [*self._note(demand, reply), *self.serve()]
 
     def withdraw(self, reply: Any) -> None:
         """Withdraw a request whose reader no longer waits."""
         self._waiting = {
-            consumer: each for consumer, each in self._waiting.items() if each[1] is not reply
+            consumer: request
+            for consumer, request in self._waiting.items()
+            if request[1] is not reply
         }
 
     def expired(self, reply: Any) -> list[TaskReply]:
         """Have all consumers skip the round that this request asks for, because its waiting time is
         over. Return the replies that are ready.
         """
-        late = next((wanted for wanted, each in self._waiting.values() if each is reply), None)
+        late = next((demand for demand, handle in self._waiting.values() if handle is reply), None)
         if late is None:
             return []
         effects: list[TaskReply] = []
-        for consumer, (wanted, each) in list(self._waiting.items()):
-            if wanted.round <= late.round:
+        for consumer, (demand, handle) in list(self._waiting.items()):
+            if demand.round <= late.round:
                 del self._waiting[consumer]
-                effects.append(self._skip(wanted, each, late.round + 1))
+                effects.append(self._skip(demand, handle, late.round + 1))
         self._round = max(self._round or 0, late.round + 1)
         return [*effects, *self.serve()]
 
@@ -118,17 +120,17 @@ class RoundsMachine:
             effects += answers
         return effects
 
-    def _note(self, wanted: Wanted, reply: Any) -> list[TaskReply]:
+    def _note(self, demand: Demand, reply: Any) -> list[TaskReply]:
         """Add a request to the waiting requests, or return its reply if a reply is possible at
         once. If the request replaces an older request, return the error for the older request.
         """
-        consumer, requested = wanted.consumer, wanted.round
+        consumer, requested = demand.consumer, demand.round
         if not 0 <= consumer < self._consumers:
             text = f"Requesting data for consumer index {consumer}, but the task has only {self._consumers} consumers"
             return [TaskReply(reply, FAILED, FailedPreconditionError(text))]
         before = self._served.get(consumer)
         if before is not None and requested < before.next:
-            if (before.reader, before.round) == (wanted.reader, requested):
+            if (before.reader, before.round) == (demand.reader, requested):
                 # promise K4: repeat a reply that was lost
                 tag = before.next, self._received_by_all()
                 kind = SKIP if before.elements is None else SOME
@@ -137,12 +139,12 @@ class RoundsMachine:
             return [TaskReply(reply, FAILED, refusal)]
         self._requested_rounds[consumer] = requested
         if self._round is not None and requested < self._round:
-            return [self._skip(wanted, reply, self._round)]
+            return [self._skip(demand, reply, self._round)]
         replaced = self._waiting.get(consumer)
-        self._waiting[consumer] = wanted, reply
+        self._waiting[consumer] = demand, reply
         if replaced is None:
             return []
-        return [TaskReply(replaced[1], FAILED, displaced(replaced[0], wanted))]
+        return [TaskReply(replaced[1], FAILED, displaced(replaced[0], demand))]
 
     def _received_by_all(self) -> int:
         return (
@@ -151,8 +153,8 @@ class RoundsMachine:
             else -1
         )
 
-    def _skip(self, wanted: Wanted, reply: Any, next_round: int) -> TaskReply:
-        self._served[wanted.consumer] = _Served(wanted.reader, wanted.round, next_round, None)
+    def _skip(self, demand: Demand, reply: Any, next_round: int) -> TaskReply:
+        self._served[demand.consumer] = _Served(demand.reader, demand.round, next_round, None)
         return TaskReply(reply, SKIP, None, (next_round, self._received_by_all()))
 
     def _next_replies(self) -> list[TaskReply]:
@@ -167,34 +169,34 @@ class RoundsMachine:
             return [TaskReply(reply, FAILED, error) for reply in refused]
         if len(self._waiting) < self._consumers:
             return []
-        first = min(wanted.round for wanted, _ in self._waiting.values())
-        ahead = [wanted for wanted, _ in self._waiting.values() if wanted.round > first]
-        here = [each for each in self._waiting.values() if each[0].round == first]
+        first = min(demand.round for demand, _ in self._waiting.values())
+        ahead = [demand for demand, _ in self._waiting.values() if demand.round > first]
+        here = [request for request in self._waiting.values() if request[0].round == first]
         answers: list[TaskReply]
-        if any(wanted.skipped for wanted in ahead):
+        if any(demand.skipped for demand in ahead):
             # promise K1: one consumer has skipped this round, so all skip it
             count = 1
-            answers = [self._skip(*each, first + 1) for each in here]
+            answers = [self._skip(*request, first + 1) for request in here]
         elif self._groups:
-            count = 1 if ahead else self._count([wanted for wanted, _ in here])
+            count = 1 if ahead else self._count([demand for demand, _ in here])
             groups = [self._groups.popleft() for _ in range(count)]
-            answers = [self._part(*each, groups) for each in here]
+            answers = [self._part(*request, groups) for request in here]
         else:
             return []
         self._round = first + count
-        for wanted, _ in here:
-            del self._waiting[wanted.consumer]
+        for demand, _ in here:
+            del self._waiting[demand.consumer]
         return answers
 
-    def _count(self, requests: list[Wanted]) -> int:
+    def _count(self, requests: list[Demand]) -> int:
         """Return how many rounds fit into one reply to each consumer."""
-        fits = min(each.bytes_max for each in requests) * self._consumers // self._group_bytes
-        return max(1, min(len(self._groups), fits, *(each.elements_max for each in requests)))
+        fits = min(request.bytes_max for request in requests) * self._consumers // self._group_bytes
+        return max(1, min(len(self._groups), fits, *(request.elements_max for request in requests)))
 
-    def _part(self, wanted: Wanted, reply: Any, groups: list[list[Any]]) -> TaskReply:
-        elements = [group[wanted.consumer] for group in groups]
-        next_round = wanted.round + len(elements)
-        self._served[wanted.consumer] = _Served(wanted.reader, wanted.round, next_round, elements)
+    def _part(self, demand: Demand, reply: Any, groups: list[list[Any]]) -> TaskReply:
+        elements = [group[demand.consumer] for group in groups]
+        next_round = demand.round + len(elements)
+        self._served[demand.consumer] = _Served(demand.reader, demand.round, next_round, elements)
         return TaskReply(reply, SOME, elements, (next_round, self._received_by_all()))
 
 
@@ -207,7 +209,7 @@ def restarted(consumer: int, requested: int, reached: int) -> str:
     )
 
 
-def displaced(older: Wanted, newer: Wanted) -> OpError:
+def displaced(older: Demand, newer: Demand) -> OpError:
     """Return the error for a waiting request that a newer request of its consumer replaces."""
     consumer = older.consumer
     if older.reader == newer.reader:

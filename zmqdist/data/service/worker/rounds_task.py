@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.elements import weigh
-from zmqdist.data.service.reader.delivery import FAILED, Wanted
+from zmqdist.data.service.reader.delivery import FAILED, Demand
 from zmqdist.data.service.worker.rounds_machine import RoundsMachine
 from zmqdist.data.service.worker.task_replies import TaskReply
 from zmqdist.data.service.worker.task_runner import DescribeError, ElementReply, PipelineRunner
@@ -41,15 +41,15 @@ class RoundsRunner(PipelineRunner):
             get.
         """
         super().__init__(name, open, describe_error)
-        self._made = 0
+        self._computed = 0
         self._consumers = consumers
         self._group_bytes = 1
         self._machine = RoundsMachine(consumers)
         self._closed = False
 
-    def ask(self, wanted: Wanted, reply: ElementReply) -> None:
+    def ask(self, demand: Demand, reply: ElementReply) -> None:
         self.start()
-        self._decide(lambda: self._machine.add_request(wanted, reply), reply)
+        self._decide(lambda: self._machine.add_request(demand, reply), reply)
 
     def expire(self, reply: ElementReply) -> None:
         """Have all consumers skip the round that this request asks for, because its waiting time is
@@ -66,9 +66,9 @@ class RoundsRunner(PipelineRunner):
         """
         with self._lock:
             buffered = self._machine.groups * self._consumers
-            taken = self._made - buffered
-            nbytes = taken * self._group_bytes // self._consumers
-            return taken, nbytes, buffered, self._groups_max() * self._consumers, 0.0
+            elements_count = self._computed - buffered
+            nbytes = elements_count * self._group_bytes // self._consumers
+            return elements_count, nbytes, buffered, self._groups_max() * self._consumers, 0.0
 
     def _decide(self, decision: Callable[[], Sequence[TaskReply]], *new: ElementReply) -> None:
         """Call `decision`, which has the machine decide, and send the replies that it returns.
@@ -103,8 +103,8 @@ class RoundsRunner(PipelineRunner):
                 try:
                     group.extend(islice(iterator, self._consumers))
                 except BaseException as error:
-                    what = f"element {self._made + len(group)}"
-                    raise self._describe_error(error, what) from None
+                    element = f"element {self._computed + len(group)}"
+                    raise self._describe_error(error, element) from None
                 if len(group) < self._consumers:
                     raise FailedPreconditionError(ENDED)
                 self._add(group)
@@ -113,7 +113,7 @@ class RoundsRunner(PipelineRunner):
         """Add a group, send the replies that are ready, and wait until another group may be
         computed."""
         with self._lock:
-            self._made += len(group)
+            self._computed += len(group)
             self._group_bytes = max(1, sum(map(weigh, group)))
             self._machine.add(group, self._group_bytes)
             waiting = self._machine.waiting()

@@ -13,7 +13,7 @@ Rules
     methods that say so.
 
 Methods (each name has the prefix "zmqdist.data.")
-    elements(state, task, wanted, compression)   -> (kind, batch, tag); the kinds are in reader/delivery.py
+    elements(state, task, demand, compression)   -> (kind, batch, tag); the kinds are in reader/delivery.py
     profile()                                    -> {number of a task: figures of the task}
 
 Not here: how each kind of task computes elements and distributes them
@@ -37,7 +37,7 @@ from zmqdist.data.service.compression import codec_for, codec_of, compress_batch
 from zmqdist.data.service.dispatcher.machine.records import DYNAMIC
 from zmqdist.data.service.elements import pack
 from zmqdist.data.service.policy import ShardingPolicy
-from zmqdist.data.service.reader.delivery import END, FAILED, SOME, Wanted
+from zmqdist.data.service.reader.delivery import END, FAILED, SOME, Demand
 from zmqdist.data.service.snapshots.worker import AGAIN_S, SnapshotWorker, report_until_replied
 from zmqdist.data.service.snapshots.writer import SnapshotTaskProgress
 from zmqdist.data.service.split_requests import SplitClient
@@ -243,8 +243,8 @@ class DataWorker:
     def _perform(self, effects: list[WorkerTasksEffect]) -> None:
         for effect in effects:
             match effect:
-                case RequestWork(request, has, done):
-                    self._ask(request, has, done)
+                case RequestWork(request, has, finished):
+                    self._ask(request, has, finished)
                 case RequestWorkLater():
                     self._loop.set_timer(self, self._loop.now() + AGAIN_S, self._ask_again)
                 case BeginTask(task):
@@ -256,11 +256,11 @@ class DataWorker:
                     if not self.host.hand_back(number):
                         self._perform(self._machine.finished(number))
 
-    def _ask(self, request: int, has: tuple[int, ...], done: tuple[int, ...]) -> None:
+    def _ask(self, request: int, has: tuple[int, ...], finished: tuple[int, ...]) -> None:
         self.host.state = self._machine.state
         figures = self.host.figures()
         read_at = {number: with_key(self.host.location(number), self.key) for number in has}
-        args = self._machine.state, self._incarnation, read_at, done, figures
+        args = self._machine.state, self._incarnation, read_at, finished, figures
         self._calls.call("zmqdist.data.work", args, partial(self._work_replied, request))
         if figures:
             self._report_later()
@@ -300,8 +300,8 @@ class DataWorker:
         )
 
     def _profile(self, call: PendingCall) -> None:
-        found = self.host.figures()
-        if not found:
+        figures = self.host.figures()
+        if not figures:
             raise UnavailableError(
                 f"No trace event was collected: no task of worker {self.host.address} is at work"
             )
@@ -312,7 +312,7 @@ class DataWorker:
                     "dataset": self._machine.tasks[number].dataset,
                     **dict(zip(names, values, strict=True)),
                 }
-                for number, values in found.items()
+                for number, values in figures.items()
             }
         )
 
@@ -499,29 +499,29 @@ class TaskThreads(TaskHost):
     # -- readers -----------------------------------------------------------------------------------
 
     def _elements(
-        self, call: PendingCall, state: int, number: int, wanted: tuple[Any, ...], compression: str
+        self, call: PendingCall, state: int, number: int, demand: tuple[Any, ...], compression: str
     ) -> None:
         near = call.peer.hello is not None and call.peer.hello.host == host_identity()
         codec = codec_for(compression, near=near)
         # If the codec's package is missing, `codec_of` raises. Call it now, before the request
         # takes an element, which would then be lost.
         codec_of(codec or None)
-        self._answer(state, number, Wanted(*wanted), RemoteReply(call, self._loop, codec))
+        self._answer(state, number, Demand(*demand), RemoteReply(call, self._loop, codec))
 
-    def ask(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
+    def ask(self, state: int, number: int, demand: Demand, reply: ElementReply) -> None:
         """Reply to the request of a reader in this process. Any thread may call this."""
         try:
-            self._loop.call_soon(self._answer_local, state, number, wanted, reply)
+            self._loop.call_soon(self._answer_local, state, number, demand, reply)
         except OpError as error:
             text = f"Local worker {self.address} is no longer available: {error.message}"
             reply.answer(FAILED, CancelledError(text))
 
-    def _answer_local(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
+    def _answer_local(self, state: int, number: int, demand: Demand, reply: ElementReply) -> None:
         """Reply to a request of a reader in this process. If this raises, pass the error to the
         reader here, because there is no RPC call that would carry it.
         """
         try:
-            self._answer(state, number, wanted, reply)
+            self._answer(state, number, demand, reply)
         except BaseException as error:
             if not reply.answered:
                 reply.answer(FAILED, error)
@@ -540,7 +540,7 @@ class TaskThreads(TaskHost):
             if task.runner is not None:
                 task.runner.close()
 
-    def _answer(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
+    def _answer(self, state: int, number: int, demand: Demand, reply: ElementReply) -> None:
         if self._refuses:
             reply.answer(FAILED, CancelledError(f"worker {self.address} stops"))
             return
@@ -561,11 +561,11 @@ class TaskThreads(TaskHost):
                 return
             task.runner = self._run(task)
             self.began()
-        task.runner.ask(wanted, reply)
-        if wanted.wait_s is not None and not reply.answered:
+        task.runner.ask(demand, reply)
+        if demand.wait_s is not None and not reply.answered:
             runner = task.runner
             self._loop.set_timer(
-                id(reply), self._loop.now() + wanted.wait_s, lambda: runner.expire(reply)
+                id(reply), self._loop.now() + demand.wait_s, lambda: runner.expire(reply)
             )
 
     def start(self, task: WorkerTask) -> None:

@@ -25,7 +25,7 @@ from typing import Any, Final
 from zmqdist import clock as time
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.elements import pack, weigh
-from zmqdist.data.service.reader.delivery import FAILED, SOME, Wanted
+from zmqdist.data.service.reader.delivery import FAILED, SOME, Demand
 from zmqdist.data.service.worker.task_replies import ServingMachine, TaskReply
 from zmqdist.data.service.worker.task_runner import DescribeError, ElementReply, Packed, QueueRunner
 from zmqdist.data.structure import invalid
@@ -63,7 +63,7 @@ class SharedWindow(ServingMachine):
         Otherwise None."""
 
     @property
-    def needed_by(self) -> Wanted | None:
+    def needed_by(self) -> Demand | None:
         """The request that needs a batch which is not computed yet; None if there is none."""
         return self.waiting[0][0] if self.waiting and self._failure is None else None
 
@@ -81,9 +81,9 @@ class SharedWindow(ServingMachine):
 
     def next_reply(self) -> TaskReply | None:
         for request in list(self.waiting):
-            wanted, reply = request
+            demand, reply = request
             # A trainer must not lose a batch to a request whose reader no longer waits.
-            batch = self._find(wanted) if reply.wanted() else None
+            batch = self._find(demand) if reply.wanted() else None
             if batch is not None:
                 self.waiting.remove(request)
                 self.replies_count += 1
@@ -99,14 +99,14 @@ class SharedWindow(ServingMachine):
             return TaskReply(self.waiting.popleft()[1], FAILED, failure)
         return None
 
-    def _find(self, wanted: Wanted) -> Packed | None:
+    def _find(self, demand: Demand) -> Packed | None:
         """Return the next batch of the trainer that sent the request, and advance the trainer's
         position. Return None if the window does not have that batch yet.
         """
-        position = max(self._first, self._positions.get(wanted.trainer, 0))
+        position = max(self._first, self._positions.get(demand.trainer, 0))
         if position == self._first + len(self._batches):
             return None
-        self._positions[wanted.trainer] = position + 1
+        self._positions[demand.trainer] = position + 1
         return self._batches[position - self._first][0]
 
     def close(self) -> None:
@@ -134,13 +134,13 @@ class SharedRunner(QueueRunner[SharedWindow]):
         """
         super().__init__(name, open, describe_error, SharedWindow(limit))
         self.window = self._machine
-        self._made = 0
+        self._computed = 0
         self._limit = limit
         self._count = 1
 
-    def ask(self, wanted: Wanted, reply: ElementReply) -> None:
-        if wanted.trainer:
-            super().ask(wanted, reply)
+    def ask(self, demand: Demand, reply: ElementReply) -> None:
+        if demand.trainer:
+            super().ask(demand, reply)
         else:
             reply.answer(FAILED, invalid("a cross-trainer cache requires a non-empty trainer ID"))
 
@@ -152,38 +152,38 @@ class SharedRunner(QueueRunner[SharedWindow]):
 
     def _compute(self) -> None:
         with self._open() as iterator:
-            while (wanted := self._wait_for_need()) is not None:
-                elements, nbytes, failure = self._compute_batch(iterator, wanted)
+            while (demand := self._wait_for_need()) is not None:
+                elements, nbytes, failure = self._compute_batch(iterator, demand)
                 batch = Packed(pack(elements)) if elements else None
                 with self._lock:
                     self._machine.add(batch, nbytes, failure)
                 self._wake()
 
-    def _wait_for_need(self) -> Wanted | None:
+    def _wait_for_need(self) -> Demand | None:
         """Wait until a request needs a batch that is not computed yet, and return the request.
         Return None if the task has ended."""
         with self._lock:
-            while not self._machine.ended:
+            while not self._machine.finished:
                 # While `_serve` is scheduled, the window may already have the batch that the
                 # waiting requests need.
-                if not self._woken and (wanted := self._machine.needed_by) is not None:
-                    return wanted
+                if not self._woken and (demand := self._machine.needed_by) is not None:
+                    return demand
                 self._changed.wait()
         return None
 
     def _compute_batch(
-        self, iterator: DatasetIterator, wanted: Wanted
+        self, iterator: DatasetIterator, demand: Demand
     ) -> tuple[list[Any], int, BaseException | None]:
         """Compute a batch. Return (elements, number of bytes, error of the element after these or
         None). Raises InvalidArgumentError at the end of the pipeline.
         """
         began, total = time.monotonic(), 0
         elements: list[Any] = []
-        enough = max(1, min(wanted.bytes_max, self._limit // BATCHES_IN_WINDOW))
+        enough = max(1, min(demand.bytes_max, self._limit // BATCHES_IN_WINDOW))
         failure: BaseException | None = None
         while (
             failure is None
-            and len(elements) < min(self._count, wanted.elements_max)
+            and len(elements) < min(self._count, demand.elements_max)
             and total < enough
         ):
             try:
@@ -194,13 +194,13 @@ class SharedRunner(QueueRunner[SharedWindow]):
                     break
                 raise invalid(ENDED) from None
             except BaseException as error:
-                failure = self._describe_error(error, f"element {self._made}")
+                failure = self._describe_error(error, f"element {self._computed}")
             else:
                 elements.append(element)
-            self._made += 1
+            self._computed += 1
         quick = time.monotonic() - began < BATCH_S
         self._count = (
-            min(wanted.elements_max, self._count * 2) if quick else max(1, self._count // 2)
+            min(demand.elements_max, self._count * 2) if quick else max(1, self._count // 2)
         )
         return elements, total, failure
 

@@ -81,7 +81,7 @@ class Begin(msgspec.Struct, array_like=True):
         was no crash.
       for_good: whether the task has failed for good, so that every request gets `failure`.
         Otherwise only one request gets it.
-      done: whether the task has ended, so that every request gets END.
+      finished: whether the task has ended, so that every request gets END.
     """
 
     task: list[Any]
@@ -95,7 +95,7 @@ class Begin(msgspec.Struct, array_like=True):
     cache_bytes: int = 0
     failure: tuple[int, str] | None = None
     for_good: bool = False
-    done: bool = False
+    finished: bool = False
 
 
 def row(memory: mmap.mmap, number: int) -> memoryview:
@@ -180,7 +180,7 @@ class _Process:
         task = WorkerTask(begin.task, progress)
         if begin.failure is not None:
             task.failed = TaskFailure(from_code(*begin.failure), begin.for_good)
-        if begin.done:
+        if begin.finished:
             task.enter(WorkerTaskState.DONE)
         self._pipes[task.id] = pipe
         # While n tasks compute, the loop waits for n of Python's intervals each time that it needs

@@ -195,7 +195,7 @@ class TaskProcesses(TaskHost):
             cache_bytes=self.cache_bytes,
             failure=failure,
             for_good=for_good,
-            done=task.state is WorkerTaskState.DONE,
+            finished=task.state is WorkerTaskState.DONE,
         )
 
 
@@ -224,7 +224,7 @@ class _Process:
 
     @property
     def unfinished(self) -> list[_Task]:
-        return [task for task in self.tasks.values() if not task.done]
+        return [task for task in self.tasks.values() if not task.finished]
 
     def free_row(self) -> int:
         """Return the number of a row of the shared memory that no task has, and set the row to
@@ -272,9 +272,9 @@ class _Process:
     def _exited(self, code: int) -> None:
         unfinished = self.unfinished
         for number, task in self.tasks.items():
-            others = sum(other is not task for other in unfinished)
+            others_count = sum(running is not task for running in unfinished)
             with row(self._memory, number) as progress:
-                task.process_exited(code, self._child.tail(), progress, others)
+                task.process_exited(code, self._child.tail(), progress, others_count)
         if self in self._owner.processes:
             self._owner.processes.remove(self)
             self.close()
@@ -320,15 +320,15 @@ class _Task:
         self._crashes = 0
         self._error: OpError | None = None
         self._for_good = False
-        self._ended = False
+        self._closed = False
         self._wait_for_readers()
 
     @property
-    def done(self) -> bool:
+    def finished(self) -> bool:
         return self._task.state is WorkerTaskState.DONE
 
     def _wait_for_readers(self) -> None:
-        if not self._ended:
+        if not self._closed:
             self._loop.add_fd(self._listener.fileno(), self._run)
 
     def _run(self) -> None:
@@ -357,12 +357,14 @@ class _Task:
             self.figures = tuple(msgspec.msgpack.decode(message))
 
     def _finish(self) -> None:
-        if not self.done:
+        if not self.finished:
             self._task.enter(WorkerTaskState.DONE)
             self.figures = ()
             self._owner.finished(self._task.id)
 
-    def process_exited(self, code: int, tail: str, progress: Sequence[int], others: int) -> None:
+    def process_exited(
+        self, code: int, tail: str, progress: Sequence[int], others_count: int
+    ) -> None:
         """Note the end of the process, and wait for readers of the next process.
 
         Args:
@@ -373,25 +375,25 @@ class _Task:
         assert self._pipe is not None
         self._process = None
         self._pipe.drain()
-        if self._ended:  # the last message was ANSWERED
+        if self._closed:  # the last message was ANSWERED
             return
         # An exit after the last element is no crash, because no element is lost. The code SILENT is
         # no crash either: the zygote ended the process, because the worker was suspended.
-        crashed = not self.done and code != SILENT
+        crashed = not self.finished and code != SILENT
         if crashed:
-            self._crashed(code, tail, progress, others)
+            self._crashed(code, tail, progress, others_count)
         self._close_pipe()
         if self._task.terms.portioned:
             # After a crash of a process with other tasks, the worker does not know which task was
             # the cause.
-            how = describe_exit(code) if crashed and not others else ""
+            how = describe_exit(code) if crashed and not others_count else ""
             self._owner.crashed(self._task.id, how, self._wait_for_readers)
         else:
             self._wait_for_readers()
 
-    def _crashed(self, code: int, tail: str, progress: Sequence[int], others: int) -> None:
+    def _crashed(self, code: int, tail: str, progress: Sequence[int], others_count: int) -> None:
         self.suspect = True
-        self._crashes += not others
+        self._crashes += not others_count
         terms = self._task.terms
         if terms.portioned:
             goes_on = (
@@ -408,7 +410,7 @@ class _Task:
         else:
             goes_on = "The elements that it held are lost; another process continues with the positions that no process was given."
         where = self._task.describe(self._owner.address) + (
-            f", shared with {others} more," if others else ""
+            f", shared with {others_count} more," if others_count else ""
         )
         error = process_death_error(code, tail, progress, where, goes_on)
         log.warning("%s", error.message)
@@ -434,7 +436,7 @@ class _Task:
 
     def end(self) -> None:
         """End the task. Its process may send its last replies."""
-        self._ended = True
+        self._closed = True
         self._loop.remove_fd(self._listener.fileno())
         self._listener.close()
         self._loop.set_timer(self, None, self._wait_for_readers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, NamedTuple
 
-from zmqdist.data.service.reader.delivery import Wanted
+from zmqdist.data.service.reader.delivery import Demand
 
 
 class TaskReply(NamedTuple):
@@ -32,18 +32,18 @@ class ServingMachine:
     Attributes:
       waiting: the requests, in the order in which they will be served.
       closed: whether the task was dropped, so that no further element may be computed.
-      ended: whether no further element will be computed.
+      finished: whether no further element will be computed.
       error: the error that has ended the pipeline. None while there is none.
     """
 
     def __init__(self) -> None:
-        self.waiting: deque[tuple[Wanted, Any]] = deque()
-        self.closed = self.ended = False
+        self.waiting: deque[tuple[Demand, Any]] = deque()
+        self.closed = self.finished = False
         self.error: BaseException | None = None
 
-    def add_request(self, wanted: Wanted, reply: Any) -> None:
+    def add_request(self, demand: Demand, reply: Any) -> None:
         """Add a request, to which `next_reply` will return the reply."""
-        self.waiting.append((wanted, reply))
+        self.waiting.append((demand, reply))
 
     def next_reply(self) -> TaskReply | None:
         """Remove a request from `waiting`, and return the reply to it. Return None if no request
@@ -53,12 +53,12 @@ class ServingMachine:
     def end(self, error: BaseException | None = None) -> None:
         """Record that the pipeline has ended. With an error, record that it has failed and that no
         further element can be computed. Only the first error counts."""
-        self.ended = True
+        self.finished = True
         self.error = self.error or error
 
     def close(self) -> None:
         """Drop the elements, because the task was dropped."""
-        self.closed = self.ended = True
+        self.closed = self.finished = True
 
 
 class BufferedMachine(ServingMachine):

@@ -18,7 +18,7 @@ from zmqdist import clock as time
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.compression import compress_batch
 from zmqdist.data.service.elements import weigh
-from zmqdist.data.service.reader.delivery import FAILED, SKIP, Wanted
+from zmqdist.data.service.reader.delivery import FAILED, SKIP, Demand
 from zmqdist.data.service.split_requests import WorkerDrained
 from zmqdist.data.service.worker.task_replies import BufferedMachine, ServingMachine, TaskReply
 from zmqdist.errors import InternalError
@@ -82,7 +82,7 @@ class ElementReply(Protocol):
 class Runner(Protocol):
     """Runs one task."""
 
-    def ask(self, wanted: Wanted, reply: ElementReply) -> None:
+    def ask(self, demand: Demand, reply: ElementReply) -> None:
         """Reply to a request as soon as elements are ready. Does not block."""
 
     def expire(self, reply: ElementReply) -> None:
@@ -187,10 +187,10 @@ class QueueRunner(PipelineRunner, Generic[Serving]):
         self._is_sending = False
         """Whether a thread sends replies."""
 
-    def ask(self, wanted: Wanted, reply: ElementReply) -> None:
+    def ask(self, demand: Demand, reply: ElementReply) -> None:
         self.start()
         with self._lock:
-            self._machine.add_request(wanted, reply)
+            self._machine.add_request(demand, reply)
         self._serve()
 
     def expire(self, reply: ElementReply) -> None:
@@ -319,7 +319,7 @@ class BufferRunner(QueueRunner[Buffered]):
                 self._changed.wait()
 
 
-def withdraw(waiting: deque[tuple[Wanted, ElementReply]], reply: ElementReply) -> bool:
+def withdraw(waiting: deque[tuple[Demand, ElementReply]], reply: ElementReply) -> bool:
     """Remove a request from the waiting requests. Return whether it was among them. Call it with
     the lock of the task held."""
     request = next((request for request in waiting if request[1] is reply), None)

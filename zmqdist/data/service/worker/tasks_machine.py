@@ -106,12 +106,12 @@ class RequestWork(msgspec.Struct, frozen=True):
       request: the number of the request, which the runtime passes to `work_received` or
         `request_failed`.
       tasks: the numbers of the tasks that this worker has.
-      done: the numbers of the tasks among these that have ended.
+      finished: the numbers of the tasks among these that have ended.
     """
 
     request: int
     tasks: tuple[int, ...]
-    done: tuple[int, ...]
+    finished: tuple[int, ...]
 
 
 class RequestWorkLater(msgspec.Struct, frozen=True):
@@ -172,10 +172,10 @@ class WorkerTasks:
         if self._left:
             return []
         self._request += 1
-        done = tuple(
+        finished = tuple(
             number for number, task in self.tasks.items() if task.state is WorkerTaskState.DONE
         )
-        return [RequestWork(self._request, tuple(self.tasks), done)]
+        return [RequestWork(self._request, tuple(self.tasks), finished)]
 
     def work_received(self, request: int, reply: Sequence[Any] | None) -> list[WorkerTasksEffect]:
         """Record the dispatcher's reply: the random number that identifies its durable state, the
@@ -190,9 +190,9 @@ class WorkerTasks:
             return self.ask()
         self.state, new, drop = reply
         dropped = [number for number in drop if self.tasks.pop(number, None) is not None]
-        begun = [WorkerTask(definition) for definition in new]
-        self.tasks.update((task.id, task) for task in begun)
-        return [*map(DropTask, dropped), *map(BeginTask, begun), *self.ask()]
+        tasks = [WorkerTask(definition) for definition in new]
+        self.tasks.update((task.id, task) for task in tasks)
+        return [*map(DropTask, dropped), *map(BeginTask, tasks), *self.ask()]
 
     def request_failed(self, request: int) -> list[WorkerTasksEffect]:
         """Record that a request has failed or got no reply."""

@@ -86,14 +86,14 @@ class Clients:
     ) -> tuple[int, list[Any], bool, bool, dict[int, int], str]:
         finished = iteration.state is r.IterationState.FINISHED
         if self._tables.terms_of(iteration).coordinated:
-            tasks, hold, ended = self._news_for_consumer(iteration, call)
-            return self.version(iteration.id), tasks, finished, hold, ended, ""
+            tasks, hold, end_rounds = self._news_for_consumer(iteration, call)
+            return self.version(iteration.id), tasks, finished, hold, end_rounds, ""
         tasks = []
         for number in iteration.tasks:
             task = self._tables.state.tasks[number]
             incarnation, address = self._tables.serving.get(number, (0, ""))
             worker = self._tables.state.workers.get(task.worker)
-            if task.ended or worker is None:
+            if task.is_over or worker is None:
                 continue
             if not address or worker.incarnation != incarnation:
                 if task.worker in self._tables.missing:
@@ -154,12 +154,12 @@ class Clients:
                         task.starting_round,
                     )
                 )
-        ended = {
+        end_rounds = {
             number: tables.state.tasks[number].end_round
             for number in call.lost
-            if number in iteration.tasks and tables.state.tasks[number].ended
+            if number in iteration.tasks and tables.state.tasks[number].is_over
         }
-        return tasks, tables.is_held(iteration), ended
+        return tasks, tables.must_stop(iteration), end_rounds
 
     def notify(self, iteration_id: int) -> None:
         """Reply to the pending watch requests of all clients of this iteration, because it has

@@ -106,7 +106,7 @@ class SavedRequest(msgspec.Struct, frozen=True, array_like=True):
       cut: (positions, repetitions, length of a portion) of the iteration.
       lanes: the number of lanes of the iteration. The machine refuses a reader whose iteration has
         another `cut` or `lanes`.
-      done: the finished portions of the client's lane, as runs of steps (records.py).
+      done_runs: the finished portions of the client's lane, as runs of steps (records.py).
       open: (number of the portion, number of elements received) of each unfinished portion.
     """
 
@@ -115,7 +115,7 @@ class SavedRequest(msgspec.Struct, frozen=True, array_like=True):
     client: Number
     cut: tuple[Number, Number, Number]
     lanes: Number
-    done: tuple[tuple[Number, Number], ...]
+    done_runs: tuple[tuple[Number, Number], ...]
     open: tuple[tuple[Number, Number], ...]
 
 
@@ -166,7 +166,7 @@ class WatchRequest(ClientRequest, frozen=True):
 
     Attributes:
       version: the version of the news that the client received last.
-      stopped: in coordinated reads, the round that the consumer does not begin before the reply
+      stop_round: in coordinated reads, the round that the consumer does not begin before the reply
         arrives; -1 if the consumer does not stop.
       lost: in coordinated reads, a dict: for each task that does not reply, the first round that
         the consumer has not received from it.
@@ -175,7 +175,7 @@ class WatchRequest(ClientRequest, frozen=True):
     version: Number
     target_s: Seconds = 0.0
     """The seconds that the reader's program needs for an element; 0 if unknown."""
-    stopped: Number = -1
+    stop_round: Number = -1
     lost: dict[Number, Number] = {}
 
 
@@ -236,13 +236,13 @@ class WorkRequest(CallerRequest, frozen=True):
     Attributes:
       has: maps each task of the worker to the address at which the worker serves the task; "" until
         the worker serves it.
-      done: the tasks that have ended.
+      finished: the tasks that have ended.
     """
 
     state: Number
     incarnation: Number
     has: dict[Number, str]
-    done: tuple[Number, ...]
+    finished: tuple[Number, ...]
     figures: dict[Number, TaskReport] = {}
 
 

@@ -59,9 +59,9 @@ class Figures:
 
     def note_reader_report(self, client: int, seconds: float) -> None:
         """Record how many seconds a reader's program needs for an element."""
-        known = self._tables.state.clients.get(client)
-        if known is not None and seconds > SHORTEST_S:
-            self._scaler_of(known.iteration).report_reader(client, seconds)
+        entry = self._tables.state.clients.get(client)
+        if entry is not None and seconds > SHORTEST_S:
+            self._scaler_of(entry.iteration).report_reader(client, seconds)
 
     def _scaler_of(self, iteration: int) -> AutoScaler:
         return self._scalers.setdefault(iteration, AutoScaler())
@@ -99,7 +99,7 @@ class Figures:
     def _row(self, iteration: r.Iteration) -> dict[str, Any]:
         state = self._tables.state
         job = state.jobs[iteration.job]
-        open_ = [number for number in iteration.tasks if not state.tasks[number].ended]
+        open_ = [number for number in iteration.tasks if not state.tasks[number].is_over]
         reports = [self._reports[number][1] for number in open_ if number in self._reports]
         rates = [self._rates[number] for number in open_ if number in self._rates]
         left = []  # in the other modes, no positions are assigned
@@ -141,31 +141,41 @@ class AutoScaler:
     elements."""
 
     def __init__(self) -> None:
-        self._taken: dict[int, float] = {}
-        self._made: dict[int, float] = {}
+        self._reader_rates: dict[int, float] = {}
+        self._worker_rates: dict[int, float] = {}
 
     def report_worker(self, worker: int, seconds: float) -> None:
         """Record how many seconds a worker needs for an element. Raises InvalidArgumentError if
         `seconds` is not positive."""
-        self._made[worker] = _rate("processing_time", seconds)
+        self._worker_rates[worker] = _rate("processing_time", seconds)
 
     def report_reader(self, reader: int, seconds: float) -> None:
         """Record how many seconds a reader's program needs for an element. Raises
         InvalidArgumentError if `seconds` is not positive."""
-        self._taken[reader] = _rate("target_processing_time", seconds)
+        self._reader_rates[reader] = _rate("target_processing_time", seconds)
 
     def keep(self, workers: Collection[int], readers: Collection[int]) -> None:
         """Keep only the rates of the workers and readers with these numbers, because the others
         have ended."""
-        self._made = {number: rate for number, rate in self._made.items() if number in workers}
-        self._taken = {number: rate for number, rate in self._taken.items() if number in readers}
+        self._worker_rates = {
+            number: rate for number, rate in self._worker_rates.items() if number in workers
+        }
+        self._reader_rates = {
+            number: rate for number, rate in self._reader_rates.items() if number in readers
+        }
 
     def optimal(self) -> int | None:
         """Return how many workers would be enough for the iteration, or None until both a worker
         and a reader have reported."""
-        if not self._made or not self._taken:
+        if not self._worker_rates or not self._reader_rates:
             return None
-        return max(1, ceil(sum(_usual(self._taken.values())) / fmean(_usual(self._made.values()))))
+        return max(
+            1,
+            ceil(
+                sum(_usual(self._reader_rates.values()))
+                / fmean(_usual(self._worker_rates.values()))
+            ),
+        )
 
 
 def bounded(estimates: Collection[int], workers: int) -> int | None:

@@ -117,13 +117,13 @@ class DataDispatcherMachine:
         """Return a row for each worker that has a place."""
         return tuple(
             PlaceRow(
-                each.name,
-                each.address,
-                each.incarnation,
-                each.index,
+                worker.name,
+                worker.address,
+                worker.incarnation,
+                worker.index,
                 number not in self._tables.missing,
             )
-            for number, each in self._tables.state.workers.items()
+            for number, worker in self._tables.state.workers.items()
         )
 
     @property
@@ -232,9 +232,9 @@ class DataDispatcherMachine:
     # -- datasets and jobs -------------------------------------------------------------------------
 
     def _register(self, call: ev.RegisterRequest) -> None:
-        known = self._tables.dataset_by_request.get(call.request)
-        if known is not None:  # the client repeats a request whose reply was lost
-            self._tables.reply(call.token, (known, False))
+        dataset_id = self._tables.dataset_by_request.get(call.request)
+        if dataset_id is not None:  # the client repeats a request whose reply was lost
+            self._tables.reply(call.token, (dataset_id, False))
             return
         if call.id is not None and call.id in self._tables.state.datasets:
             self._tables.reply(
@@ -252,37 +252,37 @@ class DataDispatcherMachine:
         self._tables.dataset_by_request[call.request] = name
         self._tables.reply(call.token, (name, False))
 
-    def _conflict(self, known: r.DatasetEntry, call: ev.RegisterRequest) -> bool:
+    def _conflict(self, entry: r.DatasetEntry, call: ev.RegisterRequest) -> bool:
         """Apply `on_conflict` to an id that is registered already. Return True if the id keeps
         another pipeline than that of `call`."""
-        if not _fit(known.metadata, call.metadata):
+        if not _fit(entry.metadata, call.metadata):
             raise Refusal(
                 errors.INVALID_ARGUMENT,
-                f"Dataset with ID {known.id} is registered already, with other metadata: it has "
-                f"{known.metadata}, the new one "
+                f"Dataset with ID {entry.id} is registered already, with other metadata: it has "
+                f"{entry.metadata}, the new one "
                 f"{call.metadata}. Datasets with the same ID should have the same structure",
             )
-        if known.fingerprint == call.fingerprint:
+        if entry.fingerprint == call.fingerprint:
             return False
         if call.on_conflict == "error":
             raise Refusal(
                 errors.ALREADY_EXISTS,
-                f"another pipeline is registered under the dataset ID {known.id}",
+                f"another pipeline is registered under the dataset ID {entry.id}",
             )
         if call.on_conflict == "replace":
             self._tables.change(
                 r.RegisterDataset(
-                    r.DatasetEntry(known.id, call.fingerprint, call.metadata, call.request)
+                    r.DatasetEntry(entry.id, call.fingerprint, call.metadata, call.request)
                 ),
             )
             return False
         return True
 
     def _open(self, call: ev.OpenRequest, now: float) -> None:
-        known = self._tables.client_by_request.get(call.request)
+        client_id = self._tables.client_by_request.get(call.request)
         # If the client repeats a request whose reply was lost, repeat the reply.
-        if known is not None and known in self._tables.state.clients:
-            self._tables.reply(call.token, self._opened(self._tables.state.clients[known]))
+        if client_id is not None and client_id in self._tables.state.clients:
+            self._tables.reply(call.token, self._opened(self._tables.state.clients[client_id]))
             return
         if call.terms.dataset not in self._tables.state.datasets:
             raise Refusal(errors.NOT_FOUND, not_registered(call.terms.dataset))
@@ -297,7 +297,7 @@ class DataDispatcherMachine:
         # worker has a static shard.
         if call.terms.mode not in (r.OFF, r.DYNAMIC) and not self._tables.worker_list.entries:
             worker = next(
-                (each.address for each in self._tables.state.workers.values()), "(none yet)"
+                (entry.address for entry in self._tables.state.workers.values()), "(none yet)"
             )
             raise Refusal(errors.NOT_FOUND, not_in_list(worker, ()))
         iteration = (
@@ -347,11 +347,11 @@ class DataDispatcherMachine:
             return job
         job = self._tables.state.jobs[number]
         different = [
-            f"Existing {what}: <{have}>; got <{got}>."
-            for (what, have), (_, got) in zip(
+            f"Existing {name_of_term}: <{expected}>; got <{value}>."
+            for (name_of_term, expected), (_, value) in zip(
                 self._comparable_terms(job.terms), self._comparable_terms(call.terms), strict=True
             )
-            if have != got
+            if expected != value
         ]
         datasets = self._tables.state.datasets
         if not _fit(
@@ -370,8 +370,8 @@ class DataDispatcherMachine:
         workers use the compression of the job's dataset.
         """
         used, expected = (
-            self._tables.state.datasets[each].metadata
-            for each in (job.terms.dataset, terms.dataset)
+            self._tables.state.datasets[dataset].metadata
+            for dataset in (job.terms.dataset, terms.dataset)
         )
         if not _fit(used, expected, "compression"):
             raise Refusal(
@@ -396,9 +396,9 @@ class DataDispatcherMachine:
         key = (job.name, call.repetition)
         number = self._tables.iteration_by_key.get(key)
         if number is not None:
-            known = self._tables.state.iterations[number]
-            if known.state is not r.IterationState.COLLECTED:
-                return known
+            earlier = self._tables.state.iterations[number]
+            if earlier.state is not r.IterationState.COLLECTED:
+                return earlier
         iteration = r.Iteration(
             self._tables.state.next_iteration,
             job.id,
@@ -416,15 +416,15 @@ class DataDispatcherMachine:
         return iteration
 
 
-def _fit(metadata: str, other: str, *names: str) -> bool:
+def _fit(metadata: str, other_metadata: str, *names: str) -> bool:
     """Return whether two datasets have equal metadata. `names` restricts the comparison to these
     keys. An unknown element_spec equals any other.
     """
-    one, two = json.loads(metadata or "{}"), json.loads(other or "{}")
-    keys = names or one.keys() | two.keys()
+    fields, other_fields = json.loads(metadata or "{}"), json.loads(other_metadata or "{}")
+    keys = names or fields.keys() | other_fields.keys()
     return all(
-        one.get(key) == two.get(key)
-        or (None in (one.get(key), two.get(key)) and key == "element_spec")
+        fields.get(key) == other_fields.get(key)
+        or (None in (fields.get(key), other_fields.get(key)) and key == "element_spec")
         for key in keys
     )
 

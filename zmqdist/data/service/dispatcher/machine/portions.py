@@ -87,11 +87,11 @@ class PortionAssignment:
         over the portions of the earlier reader of its lane.
         """
         iteration, portions = self._of(client)
-        done, open_ = (
-            ([], []) if call.saved is None else (list(call.saved.done), list(call.saved.open))
+        done_runs, open_ = (
+            ([], []) if call.saved is None else (list(call.saved.done_runs), list(call.saved.open))
         )
         for earlier in self._earlier(call, iteration, client.id):
-            self._restore(client, earlier, done, open_)
+            self._restore(client, earlier, done_runs, open_)
         if call.saved is not None:
             self._resume_saved(call.saved, client)
         terms = self._tables.terms_of(iteration)
@@ -100,8 +100,8 @@ class PortionAssignment:
             # has one reader at a time.
             lane = portions.lane_of(client)
             for number in list(iteration.clients):
-                other = self._tables.state.clients[number]
-                if number != client.id and portions.lane_of(other) == lane:
+                other_client = self._tables.state.clients[number]
+                if number != client.id and portions.lane_of(other_client) == lane:
                     self._take_over(client, number)
         self._tables.iterations_to_serve.add(iteration.id)
 
@@ -113,18 +113,22 @@ class PortionAssignment:
         assert iteration.portions is not None
         again = call.again if call.saved is None else self._is_elsewhere(call.saved, iteration.id)
         readers = iteration.portions.readers.items() if again else ()
-        return [other for other, reader in readers if reader == call.reader and other != client]
+        return [
+            client_id
+            for client_id, reader in readers
+            if reader == call.reader and client_id != client
+        ]
 
     def check_again(
         self, call: ev.OpenRequest, iteration: r.Iteration, portions: r.PortionsEntry
     ) -> None:
         """Raise Refusal if a client would not get again all that earlier clients of its reader have
         acknowledged."""
-        done, elements = (
-            ([], {}) if call.saved is None else (list(call.saved.done), dict(call.saved.open))
+        done_runs, elements = (
+            ([], {}) if call.saved is None else (list(call.saved.done_runs), dict(call.saved.open))
         )
         for earlier in self._earlier(call, iteration):
-            self._check_continued(iteration, portions, earlier, done, elements)
+            self._check_continued(iteration, portions, earlier, done_runs, elements)
 
     def _of(self, client: r.ClientEntry) -> tuple[r.Iteration, r.PortionsEntry]:
         iteration = self._tables.state.iterations[client.iteration]
@@ -150,8 +154,8 @@ class PortionAssignment:
         portions = iteration.portions
         assert portions is not None
         prints = {
-            self._tables.state.datasets[each].fingerprint
-            for each in (dataset, self._tables.terms_of(iteration).dataset)
+            self._tables.state.datasets[dataset_id].fingerprint
+            for dataset_id in (dataset, self._tables.terms_of(iteration).dataset)
         }
         if len(prints) > 1:
             raise Refusal(
@@ -159,7 +163,11 @@ class PortionAssignment:
                 f"the state is of iteration {iteration.id}, which reads another pipeline",
             )
         self._check_continued(
-            iteration, portions, self._successor(saved.client), list(saved.done), dict(saved.open)
+            iteration,
+            portions,
+            self._successor(saved.client),
+            list(saved.done_runs),
+            dict(saved.open),
         )
         return iteration
 
@@ -168,16 +176,16 @@ class PortionAssignment:
         iteration: r.Iteration,
         portions: r.PortionsEntry,
         old: int,
-        done: sets.Runs,
+        done_runs: sets.Runs,
         elements: dict[int, int],
     ) -> None:
         """Raise Refusal if other clients have continued portions of the released client `old`
         beyond the elements of a saved state."""
         for number, acked in portions.left.get(old, ()):
-            known = portions.open.get(number)
-            others = known is None or known.client != 0
-            is_done = sets.end_of(done, number // len(portions.next)) is not None
-            if others and not is_done and acked > elements.get(number, 0):
+            portion = portions.open.get(number)
+            taken_over = portion is None or portion.client != 0
+            is_finished = sets.end_of(done_runs, number // len(portions.next)) is not None
+            if taken_over and not is_finished and acked > elements.get(number, 0):
                 raise Refusal(
                     errors.FAILED_PRECONDITION,
                     f"The reader of this state was away for longer than `client_timeout_ms`, or "
@@ -206,16 +214,16 @@ class PortionAssignment:
                 f"with the same dataset and arguments",
             )
         assert portions is not None
-        other = self._tables.state.clients.get(saved.client)
+        entry = self._tables.state.clients.get(saved.client)
         mine = saved.state == self._tables.state.number and saved.iteration == iteration.id
         stranger = saved.client >= self._tables.state.next_client or (
-            other is not None and other.iteration != iteration.id
+            entry is not None and entry.iteration != iteration.id
         )
-        edges = [edge for run in saved.done for edge in run]
+        edges = [edge for run in saved.done_runs for edge in run]
         last = portions.total()
         if (
             (mine and stranger)
-            or any(one >= two for one, two in pairwise((-1, *edges)))
+            or any(one >= next_edge for one, next_edge in pairwise((-1, *edges)))
             or any(not (0 <= number < last and elements >= 0) for number, elements in saved.open)
         ):
             raise Refusal(
@@ -235,19 +243,19 @@ class PortionAssignment:
         return saved.state != self._tables.state.number or saved.iteration != iteration
 
     def _resume_saved(self, saved: ev.SavedRequest, client: r.ClientEntry) -> None:
-        done, open_ = list(saved.done), list(saved.open)
+        done_runs, open_ = list(saved.done_runs), list(saved.open)
         if self._is_elsewhere(saved, client.iteration):
-            self._tables.change(r.SkipSaved(client.id, done, open_))
+            self._tables.change(r.SkipSaved(client.id, done_runs, open_))
         else:
-            self._restore(client, self._successor(saved.client), done, open_)
+            self._restore(client, self._successor(saved.client), done_runs, open_)
 
     def _restore(
-        self, client: r.ClientEntry, old: int, done: sets.Runs, open_: list[tuple[int, int]]
+        self, client: r.ClientEntry, old: int, done_runs: sets.Runs, open_: list[tuple[int, int]]
     ) -> None:
         iteration, portions = self._of(client)
         self._take_over(client, old)
         finished = iteration.state is r.IterationState.FINISHED or portions.failed != ""
-        self._tables.change(r.RestoreSaved(client.id, done, open_))
+        self._tables.change(r.RestoreSaved(client.id, done_runs, open_))
         if finished and iteration.state is r.IterationState.OPEN:
             for worker in self._workers.workers_for_new_tasks():
                 self._workers.create_task(iteration, worker)
@@ -269,7 +277,7 @@ class PortionAssignment:
         ]
         if marks:
             self._tables.change(r.Acknowledge(client.id, marks))
-            if any(done for _, _, done in marks):
+            if any(is_complete for _, _, is_complete in marks):
                 self._tables.iterations_to_serve.add(iteration.id)
         self._tables.reply(call.token, None)
 
@@ -386,8 +394,8 @@ class PortionAssignment:
         reply_to = call.client, call.incarnation, call.request
         again = [
             number
-            for number, each in portions.open.items()
-            if (each.client, each.incarnation, each.request) == reply_to
+            for number, portion in portions.open.items()
+            if (portion.client, portion.incarnation, portion.request) == reply_to
         ]
         if again:
             self._tables.reply(
@@ -395,8 +403,8 @@ class PortionAssignment:
             )
             return
         if any(
-            each.client == client.id and call.incarnation in each.missed
-            for each in portions.open.values()
+            portion.client == client.id and call.incarnation in portion.missed
+            for portion in portions.open.values()
         ):
             # This record, without portions, notes that the worker has computed all that it had,
             # even if there is nothing to give to it.
@@ -413,7 +421,7 @@ class PortionAssignment:
             raise Refusal(errors.NOT_FOUND, f"task {call.task} does not exist, or has ended")
         if worker.incarnation != call.incarnation:
             raise Refusal(errors.UNAVAILABLE, reassigned_text(call.task))
-        if worker.number in self._tables.confirmed_gone:
+        if worker.number in self._tables.lost_workers:
             # The worker's connection is broken, and this request came over the task's own
             # connection. `lost` has already freed the worker's portions, and no later event would
             # free a portion that the worker gets now. The task repeats the request, which succeeds
@@ -467,8 +475,8 @@ class PortionAssignment:
             if iteration.state is r.IterationState.OPEN and (portions.failed or portions.is_over()):
                 self._workers.end(iteration, r.FinishIteration(number))
             elif len(portions.next) > 1 and any(
-                portions.is_lane_over(portions.lane_of(self._tables.state.clients[each]))
-                for each in iteration.clients
+                portions.is_lane_over(portions.lane_of(self._tables.state.clients[client_id]))
+                for client_id in iteration.clients
             ):
                 self._clients.notify(number)
             for key, call in list(self._tables.portion_requests.items()):
@@ -476,15 +484,16 @@ class PortionAssignment:
                 if client.iteration != number:
                     continue
                 over = iteration.state is not r.IterationState.OPEN
-                given = [] if over else self._choose(iteration, portions, client, call)
-                if given:
+                numbers = [] if over else self._choose(iteration, portions, client, call)
+                if numbers:
                     self._tables.change(
-                        r.GivePortions(client.id, call.incarnation, call.request, given)
+                        r.GivePortions(client.id, call.incarnation, call.request, numbers)
                     )
-                if given or over:
+                if numbers or over:
                     del self._tables.portion_requests[key]
                     self._tables.reply(
-                        call.token, [self._reply_entry(portions, each) for each in given]
+                        call.token,
+                        [self._reply_entry(portions, client_id) for client_id in numbers],
                     )
 
     def _is_free(self, portions: r.PortionsEntry, number: int, client: r.ClientEntry) -> bool:
@@ -528,14 +537,14 @@ class PortionAssignment:
             window = max(WINDOW_MIN, WINDOW_PER_TASK * tasks)
             bound = portions.first_open(lane) + window * lanes
             count = min(count, max(1, window // tasks))
-        given: list[int] = []
+        numbers: list[int] = []
         for number in sorted(portions.open):
             portion = portions.open[number]
             free = self._is_free(portions, number, client) and number % lanes == lane
-            if free and number < bound and len(given) < count:
+            if free and number < bound and len(numbers) < count:
                 if portion.charged:
-                    return given or [number]
-                given.append(number)
+                    return numbers or [number]
+                numbers.append(number)
         last = portions.total()
         if last != inf:  # near the end of the data, leave portions for the other workers
             new = (
@@ -545,13 +554,13 @@ class PortionAssignment:
             )
             count = min(count, max(1, new))
         step = portions.next[lane]
-        while len(given) < count and step * lanes + lane < min(bound, last):
+        while len(numbers) < count and step * lanes + lane < min(bound, last):
             if (end := sets.end_of(portions.skip[lane], step)) is not None:
                 step = end
                 continue
-            given.append(step * lanes + lane)
+            numbers.append(step * lanes + lane)
             step += 1
-        return given
+        return numbers
 
 
 class SplitAssignment:
@@ -562,7 +571,7 @@ class SplitAssignment:
 
     def _task(self, call: ev.SplitsRequest | ev.HandBackRequest) -> tuple[r.TaskEntry, r.Iteration]:
         task = self._tables.state.tasks.get(call.task)
-        if call.state != self._tables.state.number or task is None or task.ended:
+        if call.state != self._tables.state.number or task is None or task.is_over:
             raise Refusal(errors.NOT_FOUND, f"task {call.task} does not exist, or has ended")
         iteration = self._tables.state.iterations[task.iteration]
         if self._tables.state.jobs[iteration.job].terms.mode != r.DYNAMIC:
@@ -580,11 +589,11 @@ class SplitAssignment:
 
     def splits(self, call: ev.SplitsRequest) -> None:
         task, iteration = self._task(call)
-        given = task.last_given.get(call.source)
-        if given is not None and given[0] == call.request:
-            self._tables.reply(call.token, given[2:])
+        reply = task.last_replies.get(call.source)
+        if reply is not None and reply[0] == call.request:
+            self._tables.reply(call.token, reply[2:])
             return
-        if task.worker in self._tables.confirmed_gone:
+        if task.worker in self._tables.lost_workers:
             # The worker's connection is broken, and this request came over the task's own
             # connection. No reader reads the task now, so other tasks get the positions.
             raise Refusal(errors.UNAVAILABLE, f"the worker of task {task.id} has no connection")

@@ -261,7 +261,7 @@ class PortionsEntry(Row):
         has delivered, and steps whose portions were put into `open` from a saved state of an
         earlier iteration.
       open: the portions that were given out and are not done, by number.
-      done: maps each client, also a released client, to runs of the steps of its lane that it has
+      finished_runs: maps each client, also a released client, to runs of the steps of its lane that it has
         acknowledged as done.
       left: maps each released client to (number, acknowledged elements) of its unfinished portions.
       failed: the reason why the iteration cannot continue; empty if it can.
@@ -274,7 +274,7 @@ class PortionsEntry(Row):
     next: list[int]
     skip: list[list[tuple[int, int]]]
     open: dict[int, Portion] = msgspec.field(default_factory=dict)
-    done: dict[int, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
+    finished_runs: dict[int, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
     left: dict[int, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
     failed: str = ""
     readers: dict[int, int] = msgspec.field(default_factory=dict)
@@ -283,12 +283,12 @@ class PortionsEntry(Row):
     def cut(cls, positions: int, repetitions: int, grain: int, lanes: int) -> PortionsEntry:
         """Return the row for the portions of a new iteration. The length of a portion is a multiple
         of `grain`."""
-        wanted = (
+        goal = (
             ENDLESS_LENGTH
             if positions == INFINITE
             else min(LENGTH_MAX, positions // PORTIONS_WANTED)
         )
-        length = max(1, wanted // grain) * grain
+        length = max(1, goal // grain) * grain
         return cls(positions, repetitions, length, [0] * lanes, [[] for _ in range(lanes)])
 
     def total(self) -> float:
@@ -377,18 +377,18 @@ class PortionsEntry(Row):
             self.next[lane] = end
 
     def acknowledge(self, client: int, marks: list[tuple[int, int, bool]]) -> None:
-        for number, elements, done in marks:
+        for number, elements, is_complete in marks:
             portion = self.open.get(number)
             if portion is None or portion.client != client:
                 continue
             portion.acked = max(portion.acked, elements)
-            if done:
+            if is_complete:
                 self._finish(client, number)
 
     def _finish(self, client: int, number: int) -> None:
         del self.open[number]
         step = number // len(self.next)
-        sets.add(self.done.setdefault(client, []), step, step + 1)
+        sets.add(self.finished_runs.setdefault(client, []), step, step + 1)
 
     def lose(self, incarnation: int, client: int, died: str, crashed: bool) -> None:
         """Free the portions that an incarnation of a worker was computing. `died` names the worker
@@ -426,7 +426,7 @@ class PortionsEntry(Row):
                     self.left.setdefault(client, []).append((number, portion.acked))
 
     def take_over(self, client: int, old: int) -> None:
-        for table in (self.done, self.left):
+        for table in (self.finished_runs, self.left):
             if old in table:
                 table[client] = table.pop(old)
         self.readers.pop(old, None)
@@ -435,7 +435,7 @@ class PortionsEntry(Row):
                 portion.pass_to(client)
 
     def restore_saved(
-        self, client: ClientEntry, done: sets.Runs, open_: list[tuple[int, int]]
+        self, client: ClientEntry, done_runs: sets.Runs, open_: list[tuple[int, int]]
     ) -> None:
         """Set a client back to its saved state. The portions that it acknowledged after the state
         was saved become open again, without the elements that another client had acknowledged
@@ -446,9 +446,9 @@ class PortionsEntry(Row):
         elements = dict(open_)
         for number, acked in chain(*self.left.values()):
             elements[number] = max(acked, elements.get(number, 0))
-        had = self.done.pop(client.id, [])
-        since = sets.without(had, done)
-        kept = self.done[client.id] = sets.without(had, since)
+        had = self.finished_runs.pop(client.id, [])
+        since = sets.without(had, done_runs)
+        remaining = self.finished_runs[client.id] = sets.without(had, since)
         for step in sets.members(since):
             number = step * lanes + lane
             self.open[number] = Portion(client.id, acked=elements.get(number, 0))
@@ -456,41 +456,43 @@ class PortionsEntry(Row):
             if portion.client != client.id and (portion.client or number not in left):
                 continue
             step = number // lanes
-            if sets.end_of(done, step) is not None:
+            if sets.end_of(done_runs, step) is not None:
                 del self.open[number]
-                sets.add(kept, step, step + 1)
+                sets.add(remaining, step, step + 1)
             else:
                 self.open[number] = Portion(client.id, acked=elements.get(number, 0))
         self.failed = ""
 
     def skip_saved(
-        self, client: ClientEntry, done: sets.Runs, open_: list[tuple[int, int]]
+        self, client: ClientEntry, done_runs: sets.Runs, open_: list[tuple[int, int]]
     ) -> None:
         """Have a client continue from a saved state of another iteration: skip the portions that
         are finished in that state, and give the client those that are unfinished in it. Do not
         change portions of other clients.
         """
         lanes, lane = len(self.next), self.lane_of(client)
-        begun = self.next[lane]
-        mine = self.done.setdefault(client.id, [])
-        for start, stop in done:
-            sets.add(mine, max(start, begun), stop)
+        first_step = self.next[lane]
+        mine = self.finished_runs.setdefault(client.id, [])
+        for start, stop in done_runs:
+            sets.add(mine, max(start, first_step), stop)
             sets.add(self.skip[lane], start, stop)
         for number, portion in list(self.open.items()):
             step = number // lanes
             if (
                 number % lanes == lane
                 and not portion.client
-                and sets.end_of(done, step) is not None
+                and sets.end_of(done_runs, step) is not None
             ):
                 del self.open[number]
                 sets.add(mine, step, step + 1)
         for number, elements in open_:
             step = number // lanes
-            known = self.open.get(number)
-            if (known is None and step >= begun) or (known is not None and not known.client):
+            earlier = self.open.get(number)
+            if (earlier is None and step >= first_step) or (
+                earlier is not None and not earlier.client
+            ):
                 self.open[number] = Portion(
-                    client.id, acked=max(elements, known.acked if known else 0)
+                    client.id, acked=max(elements, earlier.acked if earlier else 0)
                 )
                 sets.add(self.skip[lane], step, step + 1)
         self._advance(lane)
@@ -513,8 +515,8 @@ class Iteration(Row):
 
     def __post_init__(self) -> None:
         if isinstance(self.state, bool):
-            ended = IterationState.COLLECTED if self.unused else IterationState.FINISHED
-            self.state = ended if self.state or self.unused else IterationState.OPEN
+            end_state = IterationState.COLLECTED if self.unused else IterationState.FINISHED
+            self.state = end_state if self.state or self.unused else IterationState.OPEN
 
     def enter(self, state: IterationState) -> None:
         assert isinstance(self.state, IterationState)
@@ -531,7 +533,7 @@ class TaskEntry(Row):
         `interrupted`, and a negative `starting_round` meant that the task was pending.
       handed_back: the numbers of the requests that returned positions, so that a repeated request
         changes nothing.
-      last_given: maps a source to (request, repetition, start, length) of the last reply. A
+      last_replies: maps a source to (request, repetition, start, length) of the last reply. A
         repeated request gets this reply again.
       incarnation: in coordinated reads, the incarnation of the worker to which the task is bound; 0
         in other reads.
@@ -544,7 +546,7 @@ class TaskEntry(Row):
     worker: int
     state: DataTaskState | bool = DataTaskState.RUNNING
     starting_round: int = 0
-    last_given: dict[int, tuple[int, int, int, int]] = msgspec.field(default_factory=dict)
+    last_replies: dict[int, tuple[int, int, int, int]] = msgspec.field(default_factory=dict)
     unused: bool = False
     handed_back: list[int] = msgspec.field(default_factory=list)
     incarnation: int = 0
@@ -552,16 +554,18 @@ class TaskEntry(Row):
 
     def __post_init__(self) -> None:
         if isinstance(self.state, bool):
-            ended = DataTaskState.INTERRUPTED if self.unused else DataTaskState.FINISHED
-            begun = DataTaskState.PENDING if self.starting_round < 0 else DataTaskState.RUNNING
-            self.state = ended if self.state else begun
+            end_state = DataTaskState.INTERRUPTED if self.unused else DataTaskState.FINISHED
+            start_state = (
+                DataTaskState.PENDING if self.starting_round < 0 else DataTaskState.RUNNING
+            )
+            self.state = end_state if self.state else start_state
 
     def enter(self, state: DataTaskState) -> None:
         assert isinstance(self.state, DataTaskState)
         self.state = enter(DATA_TASK_TRANSITIONS, self.state, state, "data task", self.id)
 
     @property
-    def ended(self) -> bool:
+    def is_over(self) -> bool:
         return self.state in ENDED_TASKS
 
 
@@ -733,12 +737,12 @@ class TakeOver(Record, tag=34):
 
 
 class RestoreSaved(Record, tag=35):
-    """A client continues from a saved state of this iteration. `done` has the runs of its finished
+    """A client continues from a saved state of this iteration. `done_runs` has the runs of its finished
     steps, and `open` has (number of the portion, elements received) for each unfinished portion.
     """
 
     client: int
-    done: list[tuple[int, int]]
+    done_runs: list[tuple[int, int]]
     open: list[tuple[int, int]]
 
 
@@ -747,7 +751,7 @@ class SkipSaved(Record, tag=36):
     elements that were finished in that state."""
 
     client: int
-    done: list[tuple[int, int]]
+    done_runs: list[tuple[int, int]]
     open: list[tuple[int, int]]
 
 

@@ -5,12 +5,12 @@ Theory
     In each round, every consumer reads all tasks of that round in the order of their numbers.
     Therefore the consumers stay in step as long as they agree on the tasks of each round. In its
     watch request a consumer reports its position:
-        stopped     the round that the consumer does not begin
+        stop_round  the round that the consumer does not begin
         lost        for each task that does not reply, the first round that the consumer has not received from this task
     The consumer stays at that position until it gets the reply. A pending watch request is
     therefore a promise. When the requests of all consumers are pending at the same time, the
     machine decides from these promises only:
-        A pending task, which is a task of a new worker, begins at the highest `stopped`, because no
+        A pending task, which is a task of a new worker, begins at the highest `stop_round`, because no
         consumer has begun that round. If all consumers report a task in `lost`, the task ends
         before the lowest round that they report for it. A consumer delivers an element only when it
         knows that all consumers have received the round, so no consumer has delivered that round or
@@ -51,7 +51,7 @@ class CoordinatedRounds:
         """Refuse a watch request that reports a position in rounds although its client takes no
         part in a coordinated read."""
         client = self._tables.state.clients.get(call.client)
-        if client is None or not (call.lost or call.stopped >= 0):
+        if client is None or not (call.lost or call.stop_round >= 0):
             return
         if not self._tables.terms_of(self._tables.state.iterations[client.iteration]).coordinated:
             raise Refusal(
@@ -76,30 +76,30 @@ class CoordinatedRounds:
         tasks = self._tables.state.tasks
         lost = (
             set(standing[0].lost)
-            .intersection(*(each.lost for each in standing))
+            .intersection(*(watch.lost for watch in standing))
             .intersection(iteration.tasks)
         )
-        ended = {
-            task: min(each.lost[task] for each in standing)
+        end_rounds = {
+            task: min(watch.lost[task] for watch in standing)
             for task in lost
             if tasks[task].state is r.DataTaskState.RUNNING
         }
-        begun: list[int] = []
-        if self._tables.is_held(iteration) and all(each.stopped >= 0 for each in standing):
-            begun = [
+        starting: list[int] = []
+        if self._tables.must_stop(iteration) and all(watch.stop_round >= 0 for watch in standing):
+            starting = [
                 task
                 for task in iteration.tasks
                 if tasks[task].state is r.DataTaskState.PENDING
                 and self._tables.is_runnable(tasks[task])
             ]
-        for task, end_round in ended.items():
+        for task, end_round in end_rounds.items():
             self._tables.change(r.FinishTask(task, end_round=end_round))
             self._tables.end_task(tasks[task])
-        for task in begun:
-            self._tables.change(r.StartTask(task, max(each.stopped for each in standing)))
-        for task in (*ended, *begun):
+        for task in starting:
+            self._tables.change(r.StartTask(task, max(watch.stop_round for watch in standing)))
+        for task in (*end_rounds, *starting):
             self._workers.notify(tasks[task].worker)
-        if ended or begun:
+        if end_rounds or starting:
             self._clients.notify(iteration.id)
 
     def _standing(self, iteration: r.Iteration) -> list[ev.WatchRequest]:
@@ -115,6 +115,6 @@ class CoordinatedRounds:
         ]
         whole = (
             len(there) == len(iteration.clients)
-            and len({clients[each.client].consumer for each in there}) == count
+            and len({clients[watch.client].consumer for watch in there}) == count
         )
         return there if whole else []

@@ -31,15 +31,15 @@ def add(runs: Runs, start: int, stop: int) -> None:
 def end_of(runs: Runs, number: int) -> int | None:
     """Return the `stop` of the run that contains `number`, or None if the set does not contain
     `number`."""
-    place = bisect_right(runs, number, key=_start) - 1
-    return runs[place][1] if place >= 0 and number < runs[place][1] else None
+    index = bisect_right(runs, number, key=_start) - 1
+    return runs[index][1] if index >= 0 and number < runs[index][1] else None
 
 
-def without(runs: Runs, other: Runs) -> Runs:
+def without(runs: Runs, excluded: Runs) -> Runs:
     """Return the numbers that are in `runs` and not in `other`, as a set."""
     left: Runs = []
     for start, stop in runs:
-        for from_, to in other[bisect_right(other, start, key=_stop) :]:
+        for from_, to in excluded[bisect_right(excluded, start, key=_stop) :]:
             if from_ >= stop:
                 break
             add(left, start, from_)

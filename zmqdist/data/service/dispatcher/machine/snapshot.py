@@ -106,16 +106,18 @@ class DataSnapshot:
 
 def iteration_rows(state: DurableState) -> tuple[IterationRow, ...]:
     """Return a row for each iteration."""
-    return tuple(_iteration_row(state, each) for each in state.iterations.values())
+    return tuple(_iteration_row(state, iteration) for iteration in state.iterations.values())
 
 
 def _iteration_row(state: DurableState, iteration: r.Iteration) -> IterationRow:
-    done = acknowledged = 0
+    finished_portions = acknowledged = 0
     if iteration.portions is not None:
-        done = sum(
-            stop - start for runs in iteration.portions.done.values() for start, stop in runs
+        finished_portions = sum(
+            stop - start
+            for runs in iteration.portions.finished_runs.values()
+            for start, stop in runs
         )
-        acknowledged = sum(each.acked for each in iteration.portions.open.values())
+        acknowledged = sum(portion.acked for portion in iteration.portions.open.values())
     return IterationRow(
         id=iteration.id,
         job=state.jobs[iteration.job].name,
@@ -124,7 +126,7 @@ def _iteration_row(state: DurableState, iteration: r.Iteration) -> IterationRow:
         clients=len(iteration.clients),
         finished=iteration.state is r.IterationState.FINISHED,
         collected=iteration.state is r.IterationState.COLLECTED,
-        portions_done=done,
+        portions_done=finished_portions,
         elements_acknowledged=acknowledged,
     )
 
@@ -167,23 +169,27 @@ def data_tasks(
     """Return a row for each unfinished task of the worker with this name. `present` has the names
     of the registered workers."""
     names = {number: entry.name for number, entry in state.workers.items()}
-    others = {number for number, name in names.items() if name != worker and name in present}
+    other_workers = {number for number, name in names.items() if name != worker and name in present}
     return tuple(
-        _task_row(state, task, others)
+        _task_row(state, task, other_workers)
         for task in state.tasks.values()
-        if names.get(task.worker) == worker and not task.ended
+        if names.get(task.worker) == worker and not task.is_over
     )
 
 
-def _task_row(state: DurableState, task: r.TaskEntry, others: Collection[int]) -> DataTaskRow:
+def _task_row(
+    state: DurableState, task: r.TaskEntry, other_workers: Collection[int]
+) -> DataTaskRow:
     iteration = state.iterations[task.iteration]
     job = state.jobs[iteration.job]
     moves = job.terms.portioned or job.terms.coordinated or job.terms.mode == r.DYNAMIC
     # With OFF each worker reads the whole dataset, so no element is lost while another worker has
     # an unfinished task.
     if job.terms.mode == r.OFF:
-        tasks = [state.tasks[each] for each in iteration.tasks]
-        moves = moves or any(each.worker in others and not each.ended for each in tasks)
+        tasks = [state.tasks[sibling] for sibling in iteration.tasks]
+        moves = moves or any(
+            sibling.worker in other_workers and not sibling.is_over for sibling in tasks
+        )
     mode = r.MODES[job.terms.mode] if job.terms.mode < len(r.MODES) else str(job.terms.mode)
     return DataTaskRow(job.name, mode, moves)
 

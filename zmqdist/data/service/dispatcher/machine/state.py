@@ -138,14 +138,14 @@ class DurableState(msgspec.Struct):
                 if old in self.clients:
                     del self.clients[old]
                     iteration.clients.remove(old)
-            case r.RestoreSaved(client, done, open_):
-                portions.restore_saved(self.clients[client], done, open_)
+            case r.RestoreSaved(client, done_runs, open_):
+                portions.restore_saved(self.clients[client], done_runs, open_)
                 over = portions.is_over()
                 after = r.IterationState.FINISHED if over else r.IterationState.OPEN
                 if iteration.state is not after:
                     iteration.enter(after)
-            case r.SkipSaved(client, done, open_):
-                portions.skip_saved(self.clients[client], done, open_)
+            case r.SkipSaved(client, done_runs, open_):
+                portions.skip_saved(self.clients[client], done_runs, open_)
 
     def _end(self, iteration: r.Iteration, state: r.IterationState) -> None:
         iteration.enter(state)
@@ -156,7 +156,7 @@ class DurableState(msgspec.Struct):
 
     def _give(self, record: r.GiveSplits) -> None:
         task = self.tasks[record.task]
-        task.last_given[record.source] = (
+        task.last_replies[record.source] = (
             record.request,
             record.repetition,
             record.start,

@@ -63,7 +63,7 @@ class GroupCommit:
         self._journaled = journaled
         self._records: list[bytes] = []
         self._effects: list[ev.Effect] = []
-        self._held: list[ev.Effect] = []
+        self._waiting_effects: list[ev.Effect] = []
         """Effects to return when the group that is being written is durable."""
         self._next: list[ev.Effect] = []
         """Effects to return when the next group, whose writing has not begun, is durable."""
@@ -87,7 +87,7 @@ class GroupCommit:
             self._next += effects
             return []
         if self._records:
-            self._held = effects
+            self._waiting_effects = effects
             return [self._group()]
         return effects
 
@@ -95,30 +95,30 @@ class GroupCommit:
         """Record that the group that was being written is durable. Return the effects that no
         longer have to wait, and a CommitJournal if there is a next group.
         """
-        ready, self._held, self._next = self._held, self._next, []
+        ready, self._waiting_effects, self._next = self._waiting_effects, self._next, []
         self._committing = False
         if self._records:
             return [*ready, self._group()]
-        ready += self._held
-        self._held = []
+        ready += self._waiting_effects
+        self._waiting_effects = []
         return ready
 
     def failed(self, code: int, message: str) -> list[ev.Effect]:
         """Record that the group could not be written. Return the effects that reload the state and
         fail every waiting request."""
-        waiting = self._held + self._next
-        self._held, self._next, self._records = [], [], []
+        waiting = self._waiting_effects + self._next
+        self._waiting_effects, self._next, self._records = [], [], []
         self._committing = False
         refused: list[ev.Effect] = []
-        for each in waiting:
-            if isinstance(each, ev.ReplyToRequest) and each.news:
+        for effect in waiting:
+            if isinstance(effect, ev.ReplyToRequest) and effect.news:
                 refused.append(
                     ev.FailRequest(
-                        each.token, errors.UNAVAILABLE, f"send the request again: {message}"
+                        effect.token, errors.UNAVAILABLE, f"send the request again: {message}"
                     )
                 )
-            elif isinstance(each, ev.ReplyToRequest | ev.FailRequest):
-                refused.append(ev.FailRequest(each.token, code, message))
+            elif isinstance(effect, ev.ReplyToRequest | ev.FailRequest):
+                refused.append(ev.FailRequest(effect.token, code, message))
         return [ev.Reload(), *refused]
 
     def _group(self) -> ev.CommitJournal:
@@ -144,7 +144,7 @@ class DispatcherTables:
         and ends those iterations that are complete.
       leaving: incarnations of workers that leave for good once their tasks have ended.
       worker_numbers: maps an incarnation to the number of its place (`WorkerEntry.number`).
-      confirmed_gone: the missing workers that are known to be lost. A worker that has not
+      lost_workers: the missing workers that are known to be lost. A worker that has not
         registered since a restart of the dispatcher is added at `return_deadline`.
       return_deadline: the time from which every worker that is still missing after a restart of the
         dispatcher counts as gone.
@@ -174,7 +174,7 @@ class DispatcherTables:
         self.first_version = number & 0xFFFFFF
         self.leaving: set[int] = set()
         self.now = now
-        self.confirmed_gone: set[int] = set()
+        self.lost_workers: set[int] = set()
         self.restore(None, (), now)
 
     def restore(
@@ -186,7 +186,7 @@ class DispatcherTables:
         Workers have at least `RETURN_S` to register, because it was the dispatcher that was away. A
         worker that was known to be lost before the journal failed stays confirmed as gone.
         """
-        gone = {self.state.workers[number].incarnation for number in self.confirmed_gone}
+        lost_incarnations = {self.state.workers[number].incarnation for number in self.lost_workers}
         self.state = snapshot or DurableState(number=self._fresh)
         for record in records:
             self.state.apply(record)
@@ -202,12 +202,14 @@ class DispatcherTables:
         self.client_by_request = {
             client.request: number for number, client in self.state.clients.items()
         }
-        self.dataset_by_request = {each.request: each.id for each in self.state.datasets.values()}
+        self.dataset_by_request = {
+            entry.request: entry.id for entry in self.state.datasets.values()
+        }
         self.iteration_by_key = {
-            (self.state.jobs[each.job].name, each.repetition): number
-            for number, each in self.state.iterations.items()
-            if each.state is not r.IterationState.COLLECTED
-            and not self.state.jobs[each.job].anonymous
+            (self.state.jobs[entry.job].name, entry.repetition): number
+            for number, entry in self.state.iterations.items()
+            if entry.state is not r.IterationState.COLLECTED
+            and not self.state.jobs[entry.job].anonymous
         }
         self.job_by_name = {
             job.name: number for number, job in self.state.jobs.items() if not job.anonymous
@@ -224,7 +226,7 @@ class DispatcherTables:
         )
         self.tasks_of: dict[int, dict[int, None]] = {}
         for task in self.state.tasks.values():
-            if not task.ended:
+            if not task.is_over:
                 self.tasks_of.setdefault(task.worker, {})[task.id] = None
         since = now + max(0.0, RETURN_S - self.rules.worker_timeout_s)
         self.missing: dict[int, float] = {
@@ -232,13 +234,15 @@ class DispatcherTables:
             for n, worker in self.state.workers.items()
             if worker.incarnation not in self.members
         }
-        self.confirmed_gone = {
-            number for number in self.missing if self.state.workers[number].incarnation in gone
+        self.lost_workers = {
+            number
+            for number in self.missing
+            if self.state.workers[number].incarnation in lost_incarnations
         }
         self.return_deadline = now + RETURN_S if self.missing else inf
         self.last_heard: dict[int, float] = dict.fromkeys(self.state.clients, now)
         self.unread_since: dict[int, float] = {
-            n: now for n, each in self.state.iterations.items() if not each.clients
+            n: now for n, entry in self.state.iterations.items() if not entry.clients
         }
 
     def change(self, record: r.Change) -> None:
@@ -259,11 +263,11 @@ class DispatcherTables:
         """Return whether a task can run: it has not ended and, if it is bound to an incarnation,
         its worker is in that incarnation."""
         worker = self.state.workers.get(task.worker)
-        return not task.ended and (
+        return not task.is_over and (
             not task.incarnation or (worker is not None and worker.incarnation == task.incarnation)
         )
 
-    def is_held(self, iteration: r.Iteration) -> bool:
+    def must_stop(self, iteration: r.Iteration) -> bool:
         """Return whether the consumers of an iteration have to stop at their next round, because a
         pending task of the iteration can begin."""
         tasks = (self.state.tasks[number] for number in iteration.tasks)

@@ -37,8 +37,8 @@ def host_and_port(address: str) -> tuple[str, str]:
     """Return (host, port) of an entry or an address, without the protocol. The port is "" if the
     entry has no port or fits any port."""
     plain = _PROTOCOL.sub("", address, count=1) if _PROTOCOL.match(address) else address
-    found = _ADDRESS.fullmatch(plain)
-    host, port = found.groups() if found else (plain, "")
+    match = _ADDRESS.fullmatch(plain)
+    host, port = match.groups() if match else (plain, "")
     return host, "" if port.startswith("%") else port
 
 
@@ -61,7 +61,7 @@ class WorkerList:
 
     def __init__(self, entries: Sequence[str]) -> None:
         self.entries = tuple(entries)
-        self._places = [_Place(*host_and_port(entry)) for entry in self.entries]
+        self._holders = [_Place(*host_and_port(entry)) for entry in self.entries]
 
     def join(self, worker: str) -> None:
         """Give the worker with this address an entry. Call it when the worker registers, for the
@@ -71,9 +71,9 @@ class WorkerList:
           FailedPreconditionError: no entry fits the worker, or other workers have all entries that
             would fit.
         """
-        place = self._place_for(worker)
-        if place is not None:
-            place.holder, place.present = worker, True
+        entry = self._place_for(worker)
+        if entry is not None:
+            entry.holder, entry.present = worker, True
 
     def admit(self, worker: str) -> None:
         """Check that a worker could `join`, and change nothing. Raises as `join` does."""
@@ -82,14 +82,14 @@ class WorkerList:
     def _place_for(self, worker: str) -> _Place | None:
         host, port = host_and_port(worker)
         wishes: list[Callable[[_Place], bool]] = [
-            lambda place: place.holder == worker,
-            lambda place: (place.host, place.port) == (host, port) and port != "",
-            lambda place: place.host == host and not place.port and not place.present,
+            lambda entry: entry.holder == worker,
+            lambda entry: (entry.host, entry.port) == (host, port) and port != "",
+            lambda entry: entry.host == host and not entry.port and not entry.present,
         ]
         for wish in wishes:
-            for place in self._places:
-                if wish(place):
-                    return place
+            for entry in self._holders:
+                if wish(entry):
+                    return entry
         if self.entries:
             raise FailedPreconditionError(
                 f"Failed to assign an index for worker {worker}. Configured workers list: "
@@ -104,9 +104,9 @@ class WorkerList:
         """Record that a worker has gone. When the worker joins again it gets its entry back, unless
         another worker of its host has taken the entry. Does nothing for a worker without an entry.
         """
-        for place in self._places:
-            if place.holder == worker:
-                place.present = False
+        for entry in self._holders:
+            if entry.holder == worker:
+                entry.present = False
 
     def index_of(self, worker: str) -> int:
         """Return the index of a worker's entry, counted from 0.
@@ -114,25 +114,25 @@ class WorkerList:
         Raises:
           NotFoundError: the worker has no entry. In an empty list no worker has an entry.
         """
-        for index, place in enumerate(self._places):
-            if place.holder == worker:
+        for index, entry in enumerate(self._holders):
+            if entry.holder == worker:
                 return index
         raise NotFoundError(not_in_list(worker, self.entries))
 
     def snapshot(self) -> tuple[tuple[str, bool], ...]:
         """Return the state for `restore`: for each entry, the address of its worker or "", and
         whether that worker is present."""
-        return tuple((place.holder, place.present) for place in self._places)
+        return tuple((entry.holder, entry.present) for entry in self._holders)
 
     def restore(self, snapshot: Sequence[Sequence[object]]) -> None:
         """Continue from a state that `snapshot` returned, perhaps in another process. If the list
         has changed meanwhile, a worker keeps its index only if the entry that now has this index
         fits the worker.
         """
-        for place, (holder, present) in zip(self._places, snapshot, strict=False):
+        for entry, (holder, present) in zip(self._holders, snapshot, strict=False):
             host, port = host_and_port(str(holder))
-            if host == place.host and place.port in ("", port):
-                place.holder, place.present = str(holder), bool(present)
+            if host == entry.host and entry.port in ("", port):
+                entry.holder, entry.present = str(holder), bool(present)
 
 
 def not_in_list(worker: str, entries: Sequence[str]) -> str:

@@ -28,14 +28,14 @@ class WorkerTable:
         """
         members = self._tables.members
         earlier = [
-            each
-            for each in members.values()
-            if each.address == event.address
+            member
+            for member in members.values()
+            if member.address == event.address
             and event.address
-            and each.incarnation != event.incarnation
+            and member.incarnation != event.incarnation
         ]
-        for each in earlier:
-            del members[each.incarnation]
+        for member in earlier:
+            del members[member.incarnation]
         members[event.incarnation] = event
         worker = self._place_for(event)
         if self._tables.worker_list.entries:
@@ -48,7 +48,7 @@ class WorkerTable:
         }
         self._tables.worker_numbers[event.incarnation] = worker.number
         self._tables.missing.pop(worker.number, None)
-        self._tables.confirmed_gone.discard(worker.number)
+        self._tables.lost_workers.discard(worker.number)
         self._tables.change(r.PlaceWorker(worker))
         self._assign_tasks(worker)
         return earlier
@@ -82,21 +82,21 @@ class WorkerTable:
         name only if the worker of that place is confirmed as gone.
         """
         workers = self._tables.state.workers
-        same = [
+        candidates = [
             number for number, worker in workers.items() if worker.incarnation == event.incarnation
         ]
-        same += [
+        candidates += [
             number
             for number, worker in workers.items()
             if worker.address == event.address and event.address
         ]
-        same += [
+        candidates += [
             number
             for number in self._tables.missing
             if workers[number].name == event.name
-            and (event.named or number in self._tables.confirmed_gone)
+            and (event.named or number in self._tables.lost_workers)
         ]
-        number = same[0] if same else self._tables.state.next_worker
+        number = candidates[0] if candidates else self._tables.state.next_worker
         return r.WorkerEntry(number, event.name, event.address, event.incarnation, event.tags)
 
     def reconcile(self) -> None:
@@ -122,7 +122,7 @@ class WorkerTable:
             return
         self._tables.work_requests.pop(event.incarnation, None)
         self._tables.missing[number] = now
-        self._tables.confirmed_gone.add(number)
+        self._tables.lost_workers.add(number)
         self._tables.worker_list.leave(self._tables.state.workers[number].address)
         if left:
             self._remove_worker(number)
@@ -146,7 +146,7 @@ class WorkerTable:
             self._tables.worker_numbers[incarnation]
             for incarnation in self._tables.leaving
             if incarnation in self._tables.worker_numbers
-        } | self._tables.confirmed_gone
+        } | self._tables.lost_workers
         return [number for number in self._tables.state.workers if number not in going]
 
     def _remove_worker(self, number: int) -> None:
@@ -162,7 +162,7 @@ class WorkerTable:
                 self._finish_task(task.id, interrupted=True)
         self._tables.tasks_of.pop(number, None)
         self._tables.missing.pop(number, None)
-        self._tables.confirmed_gone.discard(number)
+        self._tables.lost_workers.discard(number)
         self._tables.worker_numbers.pop(self._tables.state.workers[number].incarnation, None)
         self._tables.change(r.RemoveWorker(number))
 
@@ -184,7 +184,7 @@ class WorkerTable:
 
     def _finish_task(self, number: int, *, interrupted: bool) -> None:
         task = self._tables.state.tasks.get(number)
-        if task is None or task.ended:
+        if task is None or task.is_over:
             return
         self._tables.change(r.FinishTask(number, interrupted))
         self._tables.end_task(task)
@@ -203,16 +203,16 @@ class WorkerTable:
             return
         if self._tables.terms_of(iteration).coordinated:
             return
-        tasks = [self._tables.state.tasks[each] for each in iteration.tasks]
-        open_ = [task for task in tasks if not task.ended]
+        tasks = [self._tables.state.tasks[number_of_task] for number_of_task in iteration.tasks]
+        open_ = [task for task in tasks if not task.is_over]
         terms = self._tables.state.jobs[iteration.job].terms
         if terms.mode == r.DYNAMIC and not terms.coordinated:
-            if any(task.worker not in self._tables.confirmed_gone for task in open_):
+            if any(task.worker not in self._tables.lost_workers for task in open_):
                 # promise D4: wait for workers that are alive, or that may register again after the
                 # dispatcher's restart
                 return
-            ended = any(task.state is r.DataTaskState.FINISHED for task in tasks)
-            if not ended or any(cursor.returned for cursor in iteration.cursors):
+            has_finished = any(task.state is r.DataTaskState.FINISHED for task in tasks)
+            if not has_finished or any(cursor.returned for cursor in iteration.cursors):
                 busy = {task.worker for task in open_}
                 for worker in self.workers_for_new_tasks():
                     if worker not in busy and worker not in self._tables.missing:
@@ -224,7 +224,7 @@ class WorkerTable:
 
     def end(self, iteration: r.Iteration, record: r.FinishIteration | r.CollectIteration) -> None:
         """End an iteration and its tasks, and report this to its workers and clients."""
-        tasks = [self._tables.state.tasks[each] for each in iteration.tasks]
+        tasks = [self._tables.state.tasks[number] for number in iteration.tasks]
         self._tables.change(record)
         for task in tasks:
             self._tables.end_task(task)
@@ -241,7 +241,7 @@ class WorkerTable:
         ):
             raise Refusal(errors.UNAVAILABLE, "this worker is not registered with the dispatcher")
         if call.state == self._tables.state.number:
-            for task in call.done:
+            for task in call.finished:
                 # a pending task was not sent to a worker, so none has computed it
                 entry = self._tables.state.tasks.get(task)
                 if (
@@ -262,12 +262,12 @@ class WorkerTable:
         because a worker whose place another worker has taken may still report tasks of that place.
         """
         for task, address in call.has.items():
-            known = self._tables.state.tasks.get(task)
-            if known is None or known.worker != number:
+            entry = self._tables.state.tasks.get(task)
+            if entry is None or entry.worker != number:
                 continue
             if address and self._tables.serving.get(task) != (call.incarnation, address):
                 self._tables.serving[task] = (call.incarnation, address)
-                self._clients.notify(known.iteration)
+                self._clients.notify(entry.iteration)
 
     def notify(self, number: int) -> None:
         """Reply to this worker's pending request for work if the worker lacks a task or has to drop
@@ -276,7 +276,7 @@ class WorkerTable:
         work = None if worker is None else self._tables.work_requests.get(worker.incarnation)
         if work is None or worker is None:
             return
-        known = work.has if work.state == self._tables.state.number else {}
+        assigned = work.has if work.state == self._tables.state.number else {}
         tasks = self._tables.state.tasks
         should = [
             task
@@ -285,7 +285,9 @@ class WorkerTable:
             and tasks[task].state is r.DataTaskState.RUNNING
         ]
         new = [
-            self._definition(self._tables.state.tasks[task]) for task in should if task not in known
+            self._definition(self._tables.state.tasks[task])
+            for task in should
+            if task not in assigned
         ]
         drop = [
             task
@@ -327,8 +329,8 @@ class WorkerTable:
         """
         if now >= self._tables.return_deadline:
             self._tables.return_deadline = inf
-            for number in sorted(self._tables.missing.keys() - self._tables.confirmed_gone):
-                self._tables.confirmed_gone.add(number)
+            for number in sorted(self._tables.missing.keys() - self._tables.lost_workers):
+                self._tables.lost_workers.add(number)
                 for task in list(self._tables.tasks_of.get(number, ())):
                     self._finish_if_over(self._tables.state.tasks[task].iteration)
         for number, since in list(self._tables.missing.items()):
