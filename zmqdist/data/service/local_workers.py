@@ -6,19 +6,38 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from zmqdist.data.service.reader.delivery import Demand
+from zmqdist.data.service.worker.task_runner import ElementReply
 from zmqdist.transport.endpoint import split
 
-if TYPE_CHECKING:
-    from zmqdist.data.service.worker.runtime import TaskThreads
+
+class LocalWorker(Protocol):
+    """A worker whose tasks are threads of this process.
+
+    Attributes:
+      dispatcher: the dispatcher's address with which the worker was started.
+      state: the random number that identifies the dispatcher's durable state, which has the
+        worker's tasks.
+    """
+
+    dispatcher: str
+    state: int
+
+    def ask(self, state: int, number: int, demand: Demand, reply: ElementReply) -> None:
+        """Have task `number` of the durable state `state` reply to a reader's request. Any thread
+        may call this."""
+
+    def delete(self, number: int) -> None:
+        """Delete task `number`, which only the calling reader reads. Any thread may call this."""
 
 
-_workers: dict[int, TaskThreads] = {}
+_workers: dict[int, LocalWorker] = {}
 _lock = threading.Lock()
 
 
-def add(incarnation: int, worker: TaskThreads) -> None:
+def add(incarnation: int, worker: LocalWorker) -> None:
     """Record a worker of this process, so that readers of this process find it."""
     with _lock:
         _workers[incarnation] = worker
@@ -30,7 +49,7 @@ def remove(incarnation: int) -> None:
         _workers.pop(incarnation, None)
 
 
-def find(incarnation: int) -> TaskThreads | None:
+def find(incarnation: int) -> LocalWorker | None:
     """Return the worker with this incarnation, or None if it is not in this process."""
     with _lock:
         return _workers.get(incarnation)

@@ -284,7 +284,7 @@ def test_w2_a_full_window_does_not_keep_the_consumer_from_its_next_element(
     reader would wait for ever."""
     window = TaskWindow(5, "", allowed)
     window.note(news(*map(there, range(3))))
-    window.held = 100
+    window.outstanding = 100
     assert window.requests(window.available()) == []
     assert [
         each.source.task for each in window.requests(window.available(), starving=True)
@@ -297,7 +297,7 @@ def test_in_order_a_waiting_consumer_causes_requests_to_tasks_without_one() -> N
     window = TaskWindow(5, "", -1)
     machine = ExactlyOnceDelivery(window, consumption, 1, 0, True, Consumed())
     machine.handle(news(there(4)), 0.0)
-    window.held = 100
+    window.outstanding = 100
     assert machine.handle(ConsumerBegan(), 0.0) == []
     consumption.waits = True
     (question,) = machine.handle(ConsumerStarved(), 0.0)

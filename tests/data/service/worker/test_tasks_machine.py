@@ -87,11 +87,11 @@ def test_t1_a_reply_without_work_is_followed_by_another_request() -> None:
 def test_t2_an_ended_task_is_reported_until_it_is_dropped() -> None:
     machine, _ = with_tasks(definition(1), definition(2))
     question = last(machine.finished(1))
-    assert (question.tasks, question.done) == ((1, 2), (1,))
-    assert last(machine.ask()).done == (1,)
+    assert (question.tasks, question.finished) == ((1, 2), (1,))
+    assert last(machine.ask()).finished == (1,)
     dropped, question = machine.work_received(last(machine.ask()).request, (7, [], [1]))  # type: ignore[misc]
     assert dropped == DropTask(1)
-    assert (question.tasks, question.done) == ((2,), ())
+    assert (question.tasks, question.finished) == ((2,), ())
     assert machine.num_tasks == 1
 
 
@@ -117,8 +117,8 @@ def test_t4_a_worker_that_leaves_gives_back_positions_that_others_can_compute() 
     machine.finished(2)
     *given_back, question = machine.drain()
     assert given_back == [GiveBackPositions(1)]
-    assert last([question]).done == (2, 3)
-    assert last(machine.finished(1)).done == (1, 2, 3)
+    assert last([question]).finished == (2, 3)
+    assert last(machine.finished(1)).finished == (1, 2, 3)
     assert machine.num_tasks == 1, "the whole dataset for itself"
 
 

@@ -202,7 +202,6 @@ class Delivery(Protocol):
     def watch_args(self) -> tuple[Any, ...]:
         """Return the machine's part of the arguments for the `watch` request that the runtime is
         about to send."""
-        return ()
 
     def describe_wait(self) -> str:
         """Return a text for the log that names the workers for which the consumer waits. Called in

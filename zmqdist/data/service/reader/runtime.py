@@ -41,7 +41,7 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -101,9 +101,6 @@ from zmqdist.rpc.handler_errors import code_and_message
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import split_key
 from zmqdist.transport.loop import Loop
-
-if TYPE_CHECKING:
-    from zmqdist.data.service.source import Distributed
 
 log = logging.getLogger("zmqdist.data")
 
@@ -170,13 +167,13 @@ class ReadRequest(msgspec.Struct, frozen=True):
     """What a reader reads.
 
     Attributes:
-      op: the operator, which says which data are read, and how.
+      op: the operator `Distributed` (source.py), which says which data are read, and how.
       repetition: the number of the pass.
       saved: the state from which a reader of portions continues.
       reader, again: those of `events.OpenRequest`.
     """
 
-    op: Distributed
+    op: Any
     repetition: int
     saved: SavedReader | None = None
     reader: int = 0

@@ -16,8 +16,9 @@ import msgspec
 
 from zmqdist.data.service import compression
 from zmqdist.data.service.elements import unpack
+from zmqdist.data.service.local_workers import LocalWorker
 from zmqdist.data.service.reader.delivery import FAILED, Demand
-from zmqdist.data.service.worker.runtime import ELEMENTS, TaskThreads
+from zmqdist.data.service.worker.runtime import ELEMENTS
 from zmqdist.data.service.worker.task_runner import Packed
 from zmqdist.errors import OpError, WireError, from_code
 from zmqdist.rpc import internal_client
@@ -64,7 +65,7 @@ class LocalTask:
     without a data service."""
 
     def __init__(
-        self, worker: TaskThreads, address: str, state: int, task: int, soon: Callable[..., bool]
+        self, worker: LocalWorker, address: str, state: int, task: int, soon: Callable[..., bool]
     ) -> None:
         self._worker = worker
         self._address = address

@@ -26,7 +26,7 @@ import itertools
 from collections.abc import Sequence
 from math import inf
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -250,6 +250,9 @@ class WindowDelivery(Delivery):
     @property
     def deadline(self) -> float:
         return self._window.deadline
+
+    def watch_args(self) -> tuple[Any, ...]:
+        return ()
 
     def describe_wait(self) -> str:
         return self._window.describe_wait()

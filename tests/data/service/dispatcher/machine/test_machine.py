@@ -123,7 +123,7 @@ def test_an_iteration_ends_when_all_its_tasks_have(driven: Driven) -> None:
     opened(driven, "job", 5)
     iteration = driven.machine.state.iterations[2000]
     driven(ev.WorkRequest("w", STATE, 11, {4000: "a:1"}, (4000,)))
-    assert driven.machine.state.tasks[4000].ended
+    assert driven.machine.state.tasks[4000].is_over
     assert iteration.state is not r.IterationState.FINISHED
     driven(ev.WorkRequest("v", STATE, 12, {4001: "b:1"}, (4001,)))
     assert iteration.state is r.IterationState.FINISHED

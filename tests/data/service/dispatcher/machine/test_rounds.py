@@ -213,7 +213,7 @@ def test_a_task_that_one_consumer_still_reads_goes_on() -> None:
     clients = service.open()
     all_say(clients, lost=[{4000: 8}, {4000: 8}, {}])
     assert not any(each.ended for each in clients)
-    assert not service.machine.state.tasks[4000].ended
+    assert not service.machine.state.tasks[4000].is_over
 
 
 def test_a_lost_reply_is_sent_again() -> None:
