@@ -368,7 +368,7 @@ class ClusterCoordinator:
                         name = name_of_fn
                     return runtime.enqueue(work, number, name, packed, extra, self._alive)
             except BaseException:
-                runtime.drop(bulks)
+                runtime.store.free(bulks)
                 raise
 
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> trusted.Packed:

@@ -249,7 +249,7 @@ class PerWorkerValues:
                 f"{resource.name} is for functions that are scheduled by its own coordinator"
             )
         runtime.packing.uses.append(resource)
-        return resource.call
+        return resource.__reduce__()
 
 
 class PerWorkerIterator(PerWorkerValues):

@@ -127,10 +127,8 @@ class Resource:
         """The name of the resource in error texts and log lines."""
         return f"the {self.kind} of {self.definition.name}"
 
-    @property
-    def call(self) -> tuple[Any, ...]:
-        """The call that represents this resource in a pickle, so that a worker that unpickles the
-        call gets its own value."""
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle a call by which a worker gets its own value of the resource."""
         arguments = (
             self.owner.runtime.machine.coordinator,
             self.number,
@@ -142,17 +140,6 @@ class Resource:
 
     def __del__(self) -> None:
         self.owner.release(self.number, [])
-
-
-class _ResourceCall:
-    """Represents a resource in the arguments of a work item that the coordinator itself schedules
-    (a build or a read)."""
-
-    def __init__(self, resource: Resource) -> None:
-        self._call = resource.call
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self._call
 
 
 class Resources:
@@ -292,7 +279,7 @@ class Resources:
     def _drop(self) -> None:
         while self._released:
             number, bulks = self._released.popleft()
-            self.runtime.drop(bulks)
+            self.runtime.store.free(bulks)
             if number:
                 self._live.pop(number, None)
                 self.runtime.request(ForgetRequested, number)
@@ -337,7 +324,7 @@ class Resources:
         state.lost = None
 
     def _enqueue(self, resource: Resource, index: int, fn: Callable[[Any], Any]) -> RemoteValue:
-        payload = trusted.pack_call((_ResourceCall(resource),), {})
+        payload = trusted.pack_call((resource,), {})
         assert isinstance(payload, bytes), "a large definition is represented by a reference"
         work = next(self._works)
         number, _ = self.runtime.functions.number(fn, trusted.pack_function(fn), [])

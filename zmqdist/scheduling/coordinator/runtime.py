@@ -277,14 +277,9 @@ class CoordinatorRuntime:
 
     def hold(self, parts: list[Any], inline_max: int = INLINE_BYTES_MAX) -> tuple[bytes, list[int]]:
         """Put a copy of data that is too large for a message into the store. Return a reference,
-        and numbers for `enqueue` or `drop`."""
+        and numbers for `enqueue`, or for `store.free` if the work was not enqueued."""
         reference = self.store.hold(parts, shared=True, inline_max=inline_max)
         return encode_reference(reference), reference.bulks
-
-    def drop(self, bulks: list[int]) -> None:
-        """Release the data for which `hold` returned these numbers. Call this if the work that
-        needs the data was not enqueued."""
-        self.store.free(bulks)
 
     def enqueue(
         self, number: int, function: int, name: str, payload: bytes, extra: Extra | None, alive: Any
@@ -704,7 +699,7 @@ class CoordinatorRuntime:
         """Release the data held for a work item, because no further attempt needs it."""
         extra = work.with_extra()
         if extra.bulks:
-            self.drop(extra.bulks)
+            self.store.free(extra.bulks)
         extra.bulks, extra.uses = NO_BULKS, ()
         extra.input_values, extra.packed_inputs = NO_INPUTS, NO_PACKED
         if work.state in ENDED:

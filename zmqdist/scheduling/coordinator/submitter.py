@@ -104,7 +104,7 @@ class FunctionSnapshot:
         """Have the loop release the held data. A finalizer must take no lock of the coordinator, so
         it does not release the data itself."""
         if self.bulks and self.runtime.pid == os.getpid():
-            self.runtime.call_in_loop(self.runtime.drop, self.bulks)
+            self.runtime.call_in_loop(self.runtime.store.free, self.bulks)
 
 
 class Scheduler(Protocol):
