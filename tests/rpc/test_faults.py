@@ -20,7 +20,7 @@ from tests.rpc.helpers import Hosted, address_of, until
 from zmqdist import errors
 from zmqdist.limits import CHUNK_BYTES
 from zmqdist.rpc import Client, Server, ZmqClient, ZmqServer
-from zmqdist.transport import channel, client_connection
+from zmqdist.transport import channel
 from zmqdist.wire import headers
 
 Serve = Callable[..., ZmqServer]
@@ -219,7 +219,7 @@ def test_more_handlers_than_threads_wait_in_line(serve: Serve, connect: Connect)
 
 INTERRUPTED = """
 import os, signal, sys, threading, time
-from zmqdist.transport import channel, client_connection
+from zmqdist.transport import channel
 from zmqdist.wire import headers
 from zmqdist.rpc import Client, Server
 channel.SLICE_S = 40.0
@@ -524,9 +524,7 @@ def test_missing_memory_is_an_error_of_the_call(
     def decode(*_: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(
-        client_connection, "headers", SimpleNamespace(decode=decode, encode=headers.encode)
-    )
+    monkeypatch.setattr(channel, "headers", SimpleNamespace(decode=decode, encode=headers.encode))
     go.set()
     for call in calls:
         with pytest.raises(errors.ResourceExhaustedError, match="no memory here for a message"):

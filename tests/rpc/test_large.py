@@ -25,7 +25,7 @@ from zmqdist.limits import BULK_CHANNEL_WINDOW_BYTES, CHUNK_BYTES
 from zmqdist.messages import Call, Chunk, Credit
 from zmqdist.rpc import ZmqClient, ZmqServer
 from zmqdist.transport import shm_pool
-from zmqdist.transport.client_connection import ClientConnection
+from zmqdist.transport.channel import ClientConnection
 from zmqdist.transport.router import Router
 from zmqdist.transport.shm_pool import this_pool
 from zmqdist.wire import headers, safe
@@ -399,8 +399,8 @@ def test_memory_that_cannot_be_shared_leaves_the_socket(
         monkeypatch.setattr(shm_pool, "make_memfd", refused)
         told = "no shared memory here"
     else:
-        monkeypatch.setattr("zmqdist.transport.shm_peer._peers", {})
-        monkeypatch.setattr("zmqdist.transport.shm_peer.open_memfd", refused)
+        monkeypatch.setattr("zmqdist.transport.shm_pool._peers", {})
+        monkeypatch.setattr("zmqdist.transport.shm_pool.open_memfd", refused)
         told = "cannot open the shared memory of"
     client = connect(serve(echo=lambda value: value).address, timeout_in_ms=30_000)
     given = np.arange(MIB)

@@ -253,7 +253,7 @@ def test_a_task_whose_address_is_none_is_missing(made: Made) -> None:
 def test_who_waits_without_a_limit_says_for_whom(
     made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("zmqdist.transport.client_connection.WAIT_LOG_S", 0.01)
+    monkeypatch.setattr("zmqdist.transport.channel.WAIT_LOG_S", 0.01)
     cluster = cluster_of(worker=1, ps=1)
     with Session(made(cluster, "worker", 0)) as session:
         waiting = threading.Thread(target=session.run, args=(where,), kwargs={"task": "ps:0"})

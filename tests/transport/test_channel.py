@@ -19,7 +19,6 @@ from tests.transport.wired import Served, until
 from zmqdist import errors
 from zmqdist.messages import Call, Refused, Reply
 from zmqdist.transport import channel as channels
-from zmqdist.transport import client_connection
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.channel import Channel
 from zmqdist.transport.security import client_security
@@ -474,7 +473,7 @@ def test_a_long_wait_logs_which_server_it_waits_for(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_connection, "WAIT_LOG_S", 0.05)
+    monkeypatch.setattr(channels, "WAIT_LOG_S", 0.05)
     served = serve()
     served.loop.stop()
     channel = open_channel(served.address)

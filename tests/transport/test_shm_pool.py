@@ -20,13 +20,14 @@ from zmqdist.errors import InvalidArgumentError, UnavailableError, WireError
 from zmqdist.limits import SHM_CELLS
 from zmqdist.transport import shm_pool
 from zmqdist.transport.memory_limits import usable_bytes
-from zmqdist.transport.shm_peer import PeerPool, open_peer
 from zmqdist.transport.shm_pool import (
     EXCLUSIVE,
     FROZEN,
     FROZEN_PUBLISHED,
     PUBLISHED,
+    PeerPool,
     ShmPool,
+    open_peer,
     this_pool,
 )
 from zmqdist.wire.arrays import is_frozen

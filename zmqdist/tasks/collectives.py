@@ -52,7 +52,7 @@ from zmqdist.tasks.mail import LockedMailbox
 from zmqdist.tasks.mailbox_machine import Key, Mailbox
 from zmqdist.tasks.node import TASKS, Node
 from zmqdist.tasks.snapshot import GroupRow
-from zmqdist.transport.shm_peer import lendable_block
+from zmqdist.transport.shm_pool import lendable_block
 
 Array: TypeAlias = NDArray[Any]
 

@@ -79,11 +79,10 @@ from zmqdist.limits import (
 )
 from zmqdist.messages import Message, Ping, Refused
 from zmqdist.random import chance
-from zmqdist.transport import forks
 from zmqdist.transport.endpoint import endpoint, split
 from zmqdist.transport.keyring_machine import JOINING
 from zmqdist.transport.loop import Loop, WatchedSocket
-from zmqdist.transport.own_address import limit_unsent, shut_down
+from zmqdist.transport.own_address import limit_unsent, our_connections, shut_down
 from zmqdist.transport.port_probe import PortProbe
 from zmqdist.transport.security import CURVE, NONE, PLAIN, ClientSecurity
 from zmqdist.wire.headers import decode, encode, join_header, pieces_after, split_header
@@ -431,7 +430,7 @@ class Connector:
             event, value = decode_event(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
             self._fd = value if event == CONNECTED else self._fd if event == SUCCEEDED else -1
             if event == CONNECTED:
-                forks.connections[value] = limit_unsent(value)
+                our_connections[value] = limit_unsent(value)
             verdict = self._watch.feed(event, value)
             if isinstance(verdict, AttemptFailed):
                 self._fail(verdict.why, now)

@@ -5,8 +5,18 @@ A user names the host that a server binds by an address, by a name, or by an int
 address of an interface is looked up when the server starts. If an interface and a host have the
 same name, zmqdist uses the interface.
 
-Also here: a socket that listens before a router serves it, the end of one TCP connection, and the
-address of a host name.
+Also here: a socket that listens before a router serves it, the end of one TCP connection, the
+address of a host name, and what a forked child closes: the TCP sockets of its parent, which would
+otherwise outlive the parent's servers and connections.
+
+A child of `os.fork` has a copy of each descriptor. A copy of a listening socket keeps the port in
+use after the parent has stopped its server, and a copy of a connection hides the parent's death
+from its peers. ZeroMQ's thread does not run in the child, so the child only closes the descriptors:
+ZeroMQ's objects stay as they are, and pyzmq does not touch the objects of another process.
+
+ZeroMQ may close a descriptor at any time, and the system reuses the number at once. So a descriptor
+counts as ours by the address of its socket: the port of one of our servers, or the address that a
+connection of ours got when it was made.
 """
 
 from __future__ import annotations
@@ -16,12 +26,14 @@ import errno
 import fcntl
 import os
 import socket
-import socket as sockets
+import stat
 import struct
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakSet
 
 import zmq
 
@@ -37,11 +49,17 @@ from zmqdist.addresses import (
 from zmqdist.errors import InvalidArgumentError, UnavailableError, UnknownError
 from zmqdist.limits import UNSENT_BYTES_MAX
 from zmqdist.random import chance
-from zmqdist.transport import forks
 from zmqdist.transport.endpoint import split
 
 _SIOCGIFADDR: Final = 0x8915
 _GLOBAL_SCOPE: Final = "00"
+
+reserved_sockets: Final[WeakSet[socket.socket]] = WeakSet()
+"""Sockets that listen for a server that does not serve them yet."""
+our_ports: Final[Counter[int]] = Counter()
+"""The number of servers of this process at each port."""
+our_connections: Final[dict[int, Any]] = {}
+"""The local address of each connection that this process has made, by the descriptor."""
 
 
 def own_host(peer: str) -> str:
@@ -171,7 +189,7 @@ SIOCOUTQNSD: Final = 0x894B
 """The number of this request in Linux; Python has no name for it."""
 
 
-def listen(host: str, any_port: bool = False) -> sockets.socket:
+def listen(host: str, any_port: bool = False) -> socket.socket:
     """Return a TCP socket that listens at a free port, for `Router.bind_fd` in this process or in a
     child process.
 
@@ -184,9 +202,7 @@ def listen(host: str, any_port: bool = False) -> sockets.socket:
       UnknownError: `host` is not an address of this host, or each port of ZMQDIST_PORTS is in use.
     """
     number = look_up(bindable(host))
-    made = sockets.socket(
-        sockets.AF_INET6 if is_ipv6(number) else sockets.AF_INET, sockets.SOCK_STREAM
-    )
+    made = socket.socket(socket.AF_INET6 if is_ipv6(number) else socket.AF_INET, socket.SOCK_STREAM)
     try:
         made.setblocking(False)
         if any_port:
@@ -194,7 +210,7 @@ def listen(host: str, any_port: bool = False) -> sockets.socket:
         else:
             bind_free(made, number)
         made.listen(BACKLOG)
-        forks.reserved.add(made)
+        reserved_sockets.add(made)
     except BaseException as error:
         made.close()
         if isinstance(error, OSError):
@@ -212,7 +228,7 @@ def look_up(host: str) -> str:
     interface, which ZeroMQ knows.
     """
     try:
-        found = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return host
     numbers = sorted((str(entry[4][0]) for entry in found), key=is_ipv6)
@@ -222,8 +238,8 @@ def look_up(host: str) -> str:
 def shut_down(fd: int) -> None:
     """Shut down the connection of a descriptor that ZeroMQ owns. ZeroMQ then acts as if the other
     side had ended the connection."""
-    with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(fd)) as own:
-        own.shutdown(sockets.SHUT_RDWR)
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as own:
+        own.shutdown(socket.SHUT_RDWR)
 
 
 def limit_unsent(fd: int) -> Any:
@@ -232,8 +248,8 @@ def limit_unsent(fd: int) -> Any:
 
     Return the local address of this connection; None if it has just ended.
     """
-    with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(fd)) as own:
-        own.setsockopt(sockets.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as own:
+        own.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
         return own.getsockname()
     return None
 
@@ -257,3 +273,30 @@ def bind_problem(error: zmq.ZMQError) -> str:
     if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
         return "this host does not have that address"
     return str(error.strerror).lower()
+
+
+def _in_child() -> None:
+    for listener in reserved_sockets:
+        listener.close()
+    default_s = socket.getdefaulttimeout()
+    # another value would change the mode of sockets that the parent uses
+    socket.setdefaulttimeout(None)
+    for fd in map(int, os.listdir("/proc/self/fd")) if our_ports or our_connections else ():
+        with contextlib.suppress(OSError):
+            if _is_ours(fd):
+                os.close(fd)
+    socket.setdefaulttimeout(default_s)
+    our_ports.clear()
+    our_connections.clear()
+
+
+def _is_ours(fd: int) -> bool:
+    if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+        return False
+    with socket.socket(fileno=os.dup(fd)) as own:
+        name = own.getsockname()
+        inet = own.family in (socket.AF_INET, socket.AF_INET6)
+        return inet and (our_ports[name[1]] > 0 or our_connections.get(fd) == name)
+
+
+os.register_at_fork(after_in_child=_in_child)

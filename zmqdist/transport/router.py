@@ -83,7 +83,6 @@ from zmqdist.limits import (
     PEERS_MAX,
 )
 from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, SharedMemoryAccepted
-from zmqdist.transport import forks
 from zmqdist.transport.dealer import (
     ACCEPTED,
     DISCONNECTED,
@@ -106,6 +105,7 @@ from zmqdist.transport.own_address import (
     limit_unsent,
     listen,
     look_up,
+    our_ports,
     ports_are_limited,
     shut_down,
     unsent_bytes,
@@ -349,7 +349,7 @@ class Router:
         for socket in (self._monitor, self._socket):
             self._loop.remove_socket(socket)
             socket.close()
-        forks.ports[self._port] -= 1
+        our_ports[self._port] -= 1
 
     # -- addresses ---------------------------------------------------------------------------------
 
@@ -438,7 +438,7 @@ class Router:
         bound = socket.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(bound, bytes)
         self._port = split(bound.rstrip(b"\0").decode().removeprefix("tcp://"))[1]
-        forks.ports[self._port] += 1
+        our_ports[self._port] += 1
         return self._port
 
     # -- out ---------------------------------------------------------------------------------------

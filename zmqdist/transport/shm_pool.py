@@ -1,9 +1,10 @@
-"""Shared memory that this process owns and lends to other processes of its host.
+"""Shared memory that this process owns and lends to other processes of its host (ShmPool), and the
+memory that they lend to this process (PeerPool).
 
 Theory of operation
     The owner copies a large buffer once, into a block of a segment (a memfd), and sends a handle of
     eight numbers in place of the bytes. The receiver opens the segment through the owner's entry in
-    /proc, maps it and can read the bytes (shm_peer.py). When no object of the receiver refers to
+    /proc, maps it and can read the bytes. When no object of the receiver refers to
     the bytes any more, the receiver marks the block as free in the table, a memfd that both
     processes have mapped. Then the owner can reuse the block, which is faster than touching fresh
     memory.
@@ -34,6 +35,13 @@ Rules
         reused while the child may see them.
     R5  A frozen segment is sealed, so that no process can ever write to it. It is never reused, and
         it ends with its last user.
+    R6  A receiver checks each handle before it uses it. The file that it opens must be a memfd of
+        sealed size that contains the bytes of the handle, because mapping any other file could end
+        the process. In the owner's table, a receiver writes only the cells of its leases.
+    R7  When an array and all arrays made from it were collected, the receiver gives the memory back
+        to its owner. If the memory was lent to this receiver alone, the receiver writes the cell of
+        the lease. If the memory was published, it closes the descriptor that holds the lock. Arrays
+        that a fork has made private are never given back, because the child may go on reading them.
 
 ZMQDIST_ARENA=off switches the pool off. A number is the pool's bound in MiB; the default is a
 quarter of the memory for this process.
@@ -78,13 +86,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist import clock as time
-from zmqdist.errors import ResourceExhaustedError
+from zmqdist.errors import ResourceExhaustedError, UnavailableError, WireError
 from zmqdist.files import fill_standard_streams
 from zmqdist.limits import (
     RECEIVED_IDLE_BYTES_MAX,
     SHM_BLOCK_BYTES_MIN,
     SHM_CELLS,
+    SHM_DESCRIPTOR_BYTES_MIN,
     SHM_IDLE_BYTES_MAX,
+    SHM_MAPPED_BYTES_MAX,
+    SHM_MAPPED_MAX,
     SHM_SLAB_BYTES,
 )
 from zmqdist.transport.memory_limits import check_room, usable_bytes
@@ -128,7 +139,29 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 
 
-class Mapping:
+class Exporter:
+    """An object that holds a piece of memory and makes arrays over it. The arrays, and views of
+    them, refer to the object through `base`. When no array refers to it any more, the object is
+    collected, and a subclass then frees the memory or gives it back.
+    """
+
+    __slots__ = ("__array_interface__", "__weakref__")
+
+    def __init__(self, address: int, nbytes: int, *, writable: bool) -> None:
+        self.__array_interface__ = {
+            "data": (address, not writable),
+            "shape": (nbytes,),
+            "strides": None,
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+    def array(self) -> NDArray[np.uint8]:
+        """Return all of the memory as an array of bytes."""
+        return np.asarray(self)
+
+
+class Mapping(Exporter):
     """Memory of this process that shows the content of a file. The memory is unmapped when no array
     refers to it any more.
 
@@ -154,11 +187,8 @@ class Mapping:
             0, fd, nbytes, offset, writable=writable, flags=_MAP_PRIVATE if private else _MAP_SHARED
         )
         self.nbytes = nbytes
+        super().__init__(self.address, nbytes, writable=writable)
         _libc.madvise(self.address, nbytes, mmap.MADV_HUGEPAGE)
-
-    def array(self) -> NDArray[np.uint8]:
-        """Return the whole mapping as a writable array, which keeps the mapping alive."""
-        return _Mapped(self).array()
 
     def __del__(self) -> None:
         if self.nbytes:
@@ -249,23 +279,6 @@ def open_memfd(pid: int, fd: int, inode: int, *, nbytes: int, writable: bool = T
     return ours
 
 
-def seal_against_writing(fd: int) -> None:
-    """Seal the file so that no process can ever write to it. Raises OSError (EBUSY) while a
-    writable shared mapping of it exists."""
-    fcntl.fcntl(fd, _ADD_SEALS, SEAL_WRITE)
-
-
-def is_sealed_against_writing(fd: int) -> bool:
-    """Return whether `seal_against_writing` has sealed the file."""
-    return bool(fcntl.fcntl(fd, _GET_SEALS) & SEAL_WRITE)
-
-
-def free_pages(fd: int, nbytes: int) -> None:
-    """Return the memory pages of the file to the system, even while processes have them mapped. The
-    file then has zeros there."""
-    _libc.fallocate(fd, _FALLOC_PUNCH, 0, nbytes)
-
-
 def try_lock(fd: int, byte: int, *, shared: bool = False) -> bool:
     """Lock one byte of a file for this open file description. Return False if another open file
     description holds the lock.
@@ -298,36 +311,6 @@ def same_bytes(first: int, second: int, nbytes: int) -> bool:
     """Return whether two places in this process's memory hold equal bytes. This takes as long as
     reading both places."""
     return _libc.memcmp(first, second, nbytes) == 0  # type: ignore[no-any-return]
-
-
-class Exporter:
-    """An object that holds a piece of memory and makes arrays over it. The arrays, and views of
-    them, refer to the object through `base`. When no array refers to it any more, the object is
-    collected, and a subclass then frees the memory or gives it back.
-    """
-
-    __slots__ = ("__array_interface__", "__weakref__")
-
-    def __init__(self, address: int, nbytes: int, *, writable: bool) -> None:
-        self.__array_interface__ = {
-            "data": (address, not writable),
-            "shape": (nbytes,),
-            "strides": None,
-            "typestr": "|u1",
-            "version": 3,
-        }
-
-    def array(self) -> NDArray[np.uint8]:
-        """Return all of the memory as an array of bytes."""
-        return np.asarray(self)
-
-
-class _Mapped(Exporter):
-    __slots__ = ("mapping",)
-
-    def __init__(self, mapping: Mapping) -> None:
-        super().__init__(mapping.address, mapping.nbytes, writable=True)
-        self.mapping = mapping
 
 
 POOL_VARIABLE: Final = "ZMQDIST_ARENA"
@@ -384,8 +367,7 @@ class Segment:
         self.single_use = False
 
     def __del__(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
+        os.close(self.fd)
 
 
 class Block:
@@ -464,15 +446,14 @@ class _BlockMemory(Exporter):
         self.block = block
 
 
-class FrozenSegment(Exporter, FrozenMemory):
+class FrozenSegment(Mapping, FrozenMemory):
     """The memory of an array that this or another process has frozen."""
 
-    __slots__ = ("mapping", "segment")
+    __slots__ = ("segment",)
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
-        self.mapping = Mapping(segment.fd, segment.nbytes, writable=False)
-        super().__init__(self.mapping.address, segment.nbytes, writable=False)
+        super().__init__(segment.fd, segment.nbytes, writable=False)
         _frozen_segments.add(self)
 
 
@@ -486,7 +467,7 @@ class _FrozenSegments:
         self.lock = RLock()
 
     def add(self, frozen: FrozenSegment) -> None:
-        start = frozen.mapping.address
+        start = frozen.address
         with self.lock:
             if start not in self._by_start:
                 bisect.insort(self._starts, start)
@@ -506,9 +487,7 @@ class _FrozenSegments:
                 frozen = self._by_start[start]()
                 if frozen is None:
                     del self._starts[index], self._by_start[start]
-        return (
-            (frozen, address - start) if address + nbytes <= start + frozen.mapping.nbytes else None
-        )
+        return (frozen, address - start) if address + nbytes <= start + frozen.nbytes else None
 
 
 _frozen_segments = _FrozenSegments()
@@ -522,8 +501,9 @@ class ShmPool:
       nonce: a random number in the table. A process that sends it to this one proves that it can
         read the table.
       bytes_max: bound on the bytes of all segments.
-      dropped_blocks: queue to which finalizers, which take no lock (R3), append unused blocks. The
-        next use of the pool makes them free.
+      dropped_blocks, to_take_back: queues to which finalizers, which take no lock (R3), append
+        unused blocks, and the handles of leases. The next use of the pool makes the blocks free, and
+        takes the leases back.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -545,7 +525,7 @@ class ShmPool:
         self._idle: OrderedDict[Segment, None] = OrderedDict()
         self._idle_bytes = 0
         self.dropped_blocks: deque[tuple[Segment, int]] = deque()
-        self._to_take_back: deque[Handle] = deque()
+        self.to_take_back: deque[Handle] = deque()
         self._user_arrays: weakref.WeakSet[_BlockMemory] = weakref.WeakSet()
         self._lock = RLock()
         self._warned = False
@@ -592,11 +572,6 @@ class ShmPool:
             return None
         frozen, offset = found
         return Block(self, frozen.segment, offset, view.nbytes, mode=FROZEN, base=frozen)
-
-    def adopt(self, segment: Segment, offset: int, length: int, base: object) -> Block:
-        """Return a block of bytes that another process has lent, so that this process can lend them
-        on. `base` holds their lease."""
-        return Block(self, segment, offset, length, base=base)
 
     def user_array(self, nbytes: int) -> NDArray[np.uint8] | None:
         """Return a whole segment for one array of the program, so that `freeze` can seal it. Return
@@ -660,14 +635,8 @@ class ShmPool:
                 del self._lent[cell]
                 self._revoked[cell] = block
                 self._sweep_revoked()
-            elif try_lock(self._table_fd, cell):
+            else:
                 self._end_lease(cell)
-                unlock(self._table_fd, cell)
-
-    def take_back_soon(self, handle: Handle) -> None:
-        """Have the next use of the pool take a lease back. Finalizers use this, because they must
-        take no lock (R3)."""
-        self._to_take_back.append(handle)
 
     def sweep(self) -> int:
         """End the leases whose receivers have given the block back or were killed. Return how many
@@ -677,10 +646,9 @@ class ShmPool:
             self._uses_until_collect = 0
             self._end_returned()
             for cell, (serial, _) in list(self._lent.items()):
-                if self._cells[cell] == -serial and try_lock(self._table_fd, cell):
-                    # the receiver had claimed the block and was killed, because its lock is free
+                if self._cells[cell] == -serial:
+                    # a receiver that had claimed the block was killed if its lock is free
                     self._end_lease(cell)
-                    unlock(self._table_fd, cell)
             self._sweep_revoked()
             return len(self._free_cells) - before
 
@@ -699,27 +667,26 @@ class ShmPool:
     def _end_returned(self) -> None:
         """End the leases whose receivers have given the block back, and those that finalizers have
         passed to `take_back_soon`."""
-        while self._to_take_back:
-            self.take_back(self._to_take_back.popleft())
+        while self.to_take_back:
+            self.take_back(self.to_take_back.popleft())
         cells = self._cells
         for cell in [cell for cell in self._lent if not cells[cell]]:
             # A receiver writes 0 to its cell and then unlocks it. A new lease of the cell must not
             # begin between these two steps.
-            if try_lock(self._table_fd, cell):
-                self._end_lease(cell)
-                unlock(self._table_fd, cell)
+            self._end_lease(cell)
 
     def _end_lease(self, cell: int) -> None:
-        self._cells[cell] = 0
-        del self._lent[cell]
-        self._free_cells.append(cell)
+        """End a lease, unless a receiver holds the lock of its cell."""
+        if try_lock(self._table_fd, cell):
+            self._cells[cell] = 0
+            leases = self._lent if cell in self._lent else self._revoked
+            del leases[cell]
+            self._free_cells.append(cell)
+            unlock(self._table_fd, cell)
 
     def _sweep_revoked(self) -> None:
         for cell in list(self._revoked):
-            if try_lock(self._table_fd, cell):
-                unlock(self._table_fd, cell)
-                del self._revoked[cell]
-                self._free_cells.append(cell)
+            self._end_lease(cell)
 
     # -- segments ----------------------------------------------------------------------------------
 
@@ -817,7 +784,7 @@ class ShmPool:
         segment, _ = self._idle.popitem(last=False)
         self._idle_bytes -= segment.nbytes
         del self._segments[segment]
-        free_pages(segment.fd, segment.nbytes)
+        _libc.fallocate(segment.fd, _FALLOC_PUNCH, 0, segment.nbytes)
 
     def _warn_once(self, why: str) -> None:
         if not self._warned:
@@ -862,7 +829,8 @@ class ShmPool:
 
     def _seal(self, fd: int, nbytes: int) -> FrozenSegment | None:
         try:
-            seal_against_writing(fd)
+            # the kernel refuses this (EBUSY) while a writable shared mapping of the file exists
+            fcntl.fcntl(fd, _ADD_SEALS, SEAL_WRITE)
             return FrozenSegment(Segment(fd, nbytes, 0, None))
         except OSError:  # a child that was forked without the hooks below has the file mapped
             os.close(fd)
@@ -931,7 +899,365 @@ def _make() -> None:
     _tried = True
 
 
+# -- memory that other processes lend ---------------------------------------------------------------
+
+LOCK_TRIES: Final = 1000
+"""Number of attempts to lock a cell. Another process holds the cell's lock only while it looks at
+the cell, and this process yields the core after each attempt.
+"""
+
+
+class PeerPool:
+    """The shared-memory pool of one other process, or of this process if it is its own peer. Any
+    thread may use it.
+
+    Attributes:
+      offer: the owner's offer.
+      nonce: the random number in the owner's table. This process sends it to the owner to prove
+        that it can read the table.
+    """
+
+    def __init__(self, offer: Offer) -> None:
+        """Open the owner's table. Raises OSError if it cannot be opened, ValueError if it is not
+        the table of a pool."""
+        self.offer = offer
+        pid, fd, inode = offer
+        self._pid = pid
+        self._table_fd = open_memfd(pid, fd, inode, nbytes=8 * SHM_CELLS)
+        try:
+            array = Mapping(self._table_fd, 8 * SHM_CELLS).array()
+        except BaseException:
+            os.close(self._table_fd)
+            raise
+        self._cells = memoryview(array).cast("q")  # type: ignore[arg-type]
+        self.nonce = self._cells[NONCE_CELL]
+        self._mapped: OrderedDict[int, Segment] = OrderedDict()
+        self._opened: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()
+
+    def close(self) -> None:
+        """Close the owner's table. Only a forked child calls this, and the child does not use the
+        pool afterwards."""
+        if self._table_fd >= 0:
+            os.close(self._table_fd)
+            self._table_fd = -1
+
+    def __del__(self) -> None:
+        if "_table_fd" in self.__dict__:
+            self.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the owner still has its pool. Memory that this process has mapped stays mapped
+        even if the owner has ended."""
+        return os.path.exists(f"/proc/{self._pid}/fd/{self.offer[1]}")
+
+    def attach(self, handle: Handle) -> NDArray[np.uint8]:
+        """Return the bytes of a handle as an array, without a copy unless the block is published
+        and small.
+
+        The array is writable and private to the caller, or read-only if the bytes are frozen. The
+        owner gets the bytes back when the array and all arrays made from it were collected.
+
+        Raises:
+          UnavailableError: the owner has taken the bytes back or has ended, or the handle was
+            claimed before.
+          WireError: `handle` names no memory of this owner.
+        """
+        _, _, nbytes, offset, length, cell, serial, mode = handle
+        if mode == EXCLUSIVE and offset % PAGE_BYTES:
+            raise WireError(
+                f"process {self._pid}",
+                f"memory that does not begin at the beginning of a page: {handle}",
+            )
+        if not (
+            0 <= offset <= offset + length <= nbytes
+            and NONCE_CELL < cell < SHM_CELLS
+            and serial > 0 < length
+        ):
+            raise WireError(f"process {self._pid}", f"no such memory: {handle}")
+        try:
+            if mode == EXCLUSIVE:
+                return self._attach_exclusive(handle)
+            if mode == PUBLISHED:
+                return self._attach_published(handle)
+            if mode in (FROZEN, FROZEN_PUBLISHED):
+                return self._attach_frozen(handle)
+        except ValueError as error:
+            raise WireError(f"process {self._pid}", f"no such memory: {error}") from None
+        except OSError as error:
+            raise UnavailableError(
+                f"memory of process {self._pid} cannot be mapped ({error.strerror}): it has "
+                f"probably ended"
+            ) from None
+        raise WireError(f"process {self._pid}", f"no such way to share memory: {mode}")
+
+    def adopt(self, handle: Handle) -> tuple[Segment, BlockLease]:
+        """Claim a handle without mapping its bytes, so that the caller can lend the bytes on.
+        Return the segment and the lease.
+
+        Raises the errors of `attach`.
+        """
+        fd, inode, nbytes, _, _, cell, serial, mode = handle
+        if mode != EXCLUSIVE:
+            raise WireError(
+                f"process {self._pid}", "only memory that was lent to one process can be adopted"
+            )
+        try:
+            lease = self._claim(cell, serial)
+            # all adopted blocks of the segment share one descriptor
+            segment = self._opened.get(inode)
+            if segment is None or segment.nbytes < nbytes:
+                segment = Segment(open_memfd(self._pid, fd, inode, nbytes=nbytes), nbytes, 0, None)
+                self._opened[inode] = segment
+            return segment, lease
+        except (OSError, ValueError) as error:
+            raise UnavailableError(
+                f"memory of process {self._pid} cannot be opened: {error}"
+            ) from None
+
+    # -- lent to this process alone ----------------------------------------------------------------
+
+    def _attach_exclusive(self, handle: Handle) -> NDArray[np.uint8]:
+        _, _, _, offset, length, cell, serial, _ = handle
+        lease = self._claim(cell, serial)
+        segment = self._mapped_segment(handle)
+        hold = _ExclusiveMemory(lease, segment, offset, length)
+        _exclusive_memories.add(hold)
+        return hold.array()
+
+    def _claim(self, cell: int, serial: int) -> BlockLease:
+        lease = BlockLease(self)
+        self._lock_cell(self._table_fd, cell, serial)
+        if self._cells[cell] != serial:
+            # The value -serial means that this process has claimed the block before. That claim's
+            # lease still needs the cell's lock.
+            if self._cells[cell] >= 0:
+                unlock(self._table_fd, cell)
+            raise self._taken_back()
+        lease.cell = cell
+        self._cells[cell] = -serial
+        return lease
+
+    def _lock_cell(self, fd: int, cell: int, serial: int, *, shared: bool = False) -> None:
+        """Lock the cell of a valid handle. For an invalid handle raise at once, because locking the
+        cell would delay the cell's next lease.
+        """
+        for _ in range(LOCK_TRIES):
+            if self._cells[cell] != serial:
+                break
+            if try_lock(fd, cell, shared=shared):
+                return
+            # the owner, or a process with an old handle, holds the lock for a moment
+            os.sched_yield()
+        raise self._taken_back()
+
+    def _taken_back(self) -> UnavailableError:
+        return UnavailableError(
+            f"process {self._pid} has taken the memory back, or lent it to another process"
+        )
+
+    def _mapped_segment(self, handle: Handle) -> Segment:
+        """Return the segment of a handle, mapped shared and writable. The pool keeps the mapping
+        for the next array in the segment."""
+        fd, inode, nbytes = handle[:3]
+        segment = self._mapped.get(inode)
+        if segment is None:
+            ours = open_memfd(self._pid, fd, inode, nbytes=nbytes)
+            segment = Segment(ours, nbytes, 0, None)
+            segment.mapping = Mapping(ours, nbytes)
+            self._mapped[inode] = segment
+            while len(self._mapped) > 1 and (
+                len(self._mapped) > SHM_MAPPED_MAX
+                or sum(other.nbytes for other in tuple(self._mapped.values()))
+                > SHM_MAPPED_BYTES_MAX
+            ):
+                self._mapped.popitem(last=False)
+        elif segment.nbytes < nbytes:
+            raise ValueError(
+                f"the handle says {nbytes} bytes of a segment that has {segment.nbytes}"
+            )
+        else:
+            self._mapped.move_to_end(inode)
+        return segment
+
+    def _release(self, cell: int) -> None:
+        self._cells[cell] = 0
+        unlock(self._table_fd, cell)
+
+    # -- published, and frozen ---------------------------------------------------------------------
+
+    def _attach_published(self, handle: Handle) -> NDArray[np.uint8]:
+        fd, inode, nbytes, offset, length, cell, serial, _ = handle
+        lock = self._read_lock(cell, serial)
+        ours = open_memfd(self._pid, fd, inode, nbytes=nbytes, writable=False)
+        try:
+            start = offset // PAGE_BYTES * PAGE_BYTES
+            mapping = _CopyOnWriteMapping(ours, offset + length - start, private=True, offset=start)
+        finally:
+            os.close(ours)
+        mapping.lock = lock
+        array = mapping.array()[offset - start :]
+        # The array holds the lock, which needs a descriptor. Small arrays are copied, so that many
+        # of them do not use up the descriptors.
+        return array if length >= SHM_DESCRIPTOR_BYTES_MIN else array.copy()
+
+    def _attach_frozen(self, handle: Handle) -> NDArray[np.uint8]:
+        fd, inode, nbytes, offset, length, cell, serial, mode = handle
+        lock = self._read_lock(cell, serial)
+        frozen = _known_frozen.get(inode)
+        if frozen is None:
+            ours = open_memfd(self._pid, fd, inode, nbytes=nbytes, writable=False)
+            if not fcntl.fcntl(ours, _GET_SEALS) & SEAL_WRITE:
+                os.close(ours)
+                raise ValueError("the handle says that the memory is frozen, and it is not")
+            frozen = _known_frozen[inode] = FrozenSegment(Segment(ours, nbytes, 0, None))
+        elif frozen.segment.nbytes < nbytes:
+            raise ValueError(
+                f"the handle says {nbytes} bytes of a segment that has {frozen.segment.nbytes}"
+            )
+        if mode == FROZEN:
+            # this process has mapped the segment, so the owner may use the cell for another lease
+            self._cells[cell] = 0
+        del lock
+        return frozen.array()[offset : offset + length]
+
+    def _read_lock(self, cell: int, serial: int) -> _ReadLock:
+        # Each lock needs an open file description of its own, so that it is independent of the
+        # other locks.
+        # The table is opened by this process's own entry in /proc, because this entry exists even
+        # after the owner has ended.
+        lock = _ReadLock(os.open(f"/proc/self/fd/{self._table_fd}", os.O_RDWR | os.O_CLOEXEC))
+        self._lock_cell(lock.fd, cell, serial, shared=True)
+        if self._cells[cell] != serial:
+            raise self._taken_back()
+        return lock
+
+
+class BlockLease:
+    """A claimed lease of a block that is lent to this process alone. The finalizer gives the block
+    back, unless a fork has shared the block.
+
+    In a forked child, the finalizer of the lease's copy does nothing.
+    """
+
+    __slots__ = ("cell", "owner", "process", "shared_by_fork")
+
+    def __init__(self, owner: PeerPool) -> None:
+        self.owner = owner
+        self.cell = 0
+        """The claimed cell of the owner's table; 0 before the claim."""
+        self.shared_by_fork = False
+        self.process = _this_process
+
+    def __del__(self) -> None:
+        if self.cell and not self.shared_by_fork and self.process is _this_process:
+            self.owner._release(self.cell)
+
+
+class _ExclusiveMemory(Exporter):
+    """The memory of an array that was lent to this process alone."""
+
+    __slots__ = ("lease", "length", "offset", "segment")
+
+    def __init__(self, lease: BlockLease, segment: Segment, offset: int, length: int) -> None:
+        assert segment.mapping is not None
+        super().__init__(segment.mapping.address + offset, length, writable=True)
+        self.lease = lease
+        self.segment = segment
+        self.offset = offset
+        self.length = length
+
+    def make_private(self) -> None:
+        """Replace the shared mapping by a private mapping, right before a fork. *Invariant*: blocks
+        begin and end at page boundaries."""
+        if self.lease.shared_by_fork:
+            return
+        assert self.segment.mapping is not None
+        nbytes = -(-self.length // PAGE_BYTES) * PAGE_BYTES
+        make_private(
+            self.segment.mapping.address + self.offset, nbytes, self.segment.fd, self.offset
+        )
+        self.lease.shared_by_fork = True
+
+
+class _ReadLock:
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class _CopyOnWriteMapping(Mapping):
+    """The memory of an array that was lent to any number of processes: only this mapping sees the
+    bytes that are written to it."""
+
+    __slots__ = ("lock",)
+    lock: _ReadLock
+
+
+def lendable_block(array: NDArray[Any]) -> Block | None:
+    """Return a block with the bytes of the array, so that the array can be lent without a copy;
+    None if there is no such block.
+
+    There is such a block if the array is a whole block of this process, or if the array begins at
+    the beginning of a block that another process has lent to this process alone. Use this for an
+    array that no code changes any more.
+    """
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    pool = this_pool()
+    if (
+        pool is None
+        or not isinstance(base, (_BlockMemory, _ExclusiveMemory))
+        or not array.flags.forc
+    ):
+        return None
+    if array.ctypes.data != base.array().ctypes.data:
+        return None
+    if isinstance(base, _ExclusiveMemory):
+        return Block(pool, base.segment, base.offset, array.nbytes, base=base)
+    return base.block if base.block.nbytes == array.nbytes else None
+
+
+_this_process = object()
+"""Identity of this process; a forked child replaces it."""
+_exclusive_memories: weakref.WeakSet[_ExclusiveMemory] = weakref.WeakSet()
+_known_frozen: weakref.WeakValueDictionary[int, FrozenSegment] = weakref.WeakValueDictionary()
+_peers: weakref.WeakValueDictionary[Offer, PeerPool] = weakref.WeakValueDictionary()
+
+
+def open_peer(offer: Offer) -> PeerPool | None:
+    """Return the pool that a peer offers; None if the pool cannot be opened, because the peer has
+    ended or runs on another host, as another user or in another namespace.
+    """
+    peer = _peers.get(offer)
+    if peer is None:
+        try:
+            peer = _peers[offer] = PeerPool(offer)
+        except (OSError, ValueError):
+            return None
+    return peer
+
+
+# -- forks -----------------------------------------------------------------------------------------
+
+
 def _before_fork() -> None:
+    for memory in list(_exclusive_memories):
+        try:
+            memory.make_private()
+        except OSError:
+            # The process may have too many mappings, for instance. The loop goes on, so that the
+            # other arrays become private.
+            log.exception(
+                "an array in shared memory could not be made private before a fork; the child may "
+                "see it change"
+            )
+        _shared_with_child.add(memory.lease.owner)
     _lock.acquire()
     if _pool is not None:
         _pool.before_fork()
@@ -941,23 +1267,37 @@ def _after_fork() -> None:
     if _pool is not None:
         _pool.after_fork()
     _lock.release()
+    _shared_with_child.clear()
 
 
 def _in_child() -> None:
-    """Forget the parent's pool in a forked child, which makes its own pool. The parent's arrays
-    keep the inherited mappings."""
-    global _pool, _tried, _lock, _inherited
-    _inherited = _pool
+    """Forget the parent's pools in a forked child, which makes and opens its own. The parent's
+    arrays keep the inherited mappings."""
+    global _pool, _tried, _lock, _this_process
+    _inherited.append(_pool)
     # another thread of the parent may have held the lock during the fork
     _frozen_segments.lock = RLock()
     _received.lock = Lock()
     _pool, _tried = None, False
     _lock = RLock()
+    _this_process = object()
+    # the child shares the locks of the peers' tables with the parent
+    for peer in list(_peers.values()):
+        if peer not in _shared_with_child:
+            # If the child kept the table open, it would hold the parent's later locks, and the
+            # owner would not notice the parent's end.
+            peer.close()
+        _inherited.append(peer)
+    _peers.clear()
 
 
-_inherited: ShmPool | None = None
-"""In a forked child, the parent's pool. The child does not close it, because arrays of the child
-still use its mappings."""
+_inherited: Final[list[object]] = []
+"""In a forked child, the parent's pools. The child does not close them, because arrays of the child
+still use their mappings."""
+_shared_with_child: Final[set[PeerPool]] = set()
+"""Pools of peers with arrays that this fork makes private. The set has elements only during a
+fork.
+"""
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
 

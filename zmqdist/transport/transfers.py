@@ -39,8 +39,15 @@ from zmqdist.limits import ARRAY_BYTES_MAX, CHUNK_BYTES, FRAMES_MAX, RECEIVING_B
 from zmqdist.messages import Call, Chunk, Credit, Message, Part, Reply, SendParts
 from zmqdist.transport.bulk_machine import DONE, WRONG, Transfers, TransferState
 from zmqdist.transport.calls_machine import nbytes_of
-from zmqdist.transport.shm_peer import PeerPool, open_peer
-from zmqdist.transport.shm_pool import Block, Handle, ShmPool, memory_for, this_pool
+from zmqdist.transport.shm_pool import (
+    Block,
+    Handle,
+    PeerPool,
+    ShmPool,
+    memory_for,
+    open_peer,
+    this_pool,
+)
 from zmqdist.wire.hello import Hello, host_identity
 
 log = logging.getLogger("zmqdist.transport")
@@ -327,7 +334,7 @@ class BulkChannel:
         for transfer in self.tracked.values():
             for handle in transfer.lent:
                 assert self._pool is not None
-                self._pool.take_back_soon(handle)
+                self._pool.to_take_back.append(handle)
         self._peer_pool = None
         self._transfers = Transfers()
         self.tracked = self._transfers.tracked

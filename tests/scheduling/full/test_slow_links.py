@@ -38,7 +38,7 @@ def dispatcher() -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def _sockets_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no bytes bypass the link."""
-    for user in ("client_connection", "router", "transfers", "shm_pool"):
+    for user in ("channel", "router", "transfers", "shm_pool"):
         monkeypatch.setattr(f"zmqdist.transport.{user}.this_pool", lambda: None)
 
 

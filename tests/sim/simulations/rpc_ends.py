@@ -1,7 +1,7 @@
 """The two ends of RPC in the simulation: the real call tables, turns, batches, bulk channels and
 paces, with models of their runtimes.
 
-A client is a model of transport/client_connection.py and transport/channel.py, a server one of
+A client is a model of transport/channel.py, a server one of
 rpc/service.py, rpc/handler_pool.py and rpc/service.py. The calls, their results, and the accounts
 of both ends are in rpc_oracle.py.
 """

@@ -51,8 +51,7 @@ from zmqdist.scheduling.shared.references import Held, Memory, Reference
 from zmqdist.transport import memory_limits, shm_pool
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.pace import Pace
-from zmqdist.transport.shm_peer import PeerPool, open_peer
-from zmqdist.transport.shm_pool import Block, Handle, this_pool
+from zmqdist.transport.shm_pool import Block, Handle, PeerPool, open_peer, this_pool
 
 log = logging.getLogger("zmqdist.scheduling")
 

@@ -57,8 +57,7 @@ from zmqdist.scheduling.worker.worker_events import (
 from zmqdist.task_context import Worker
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.memory_limits import is_alive, oom_kills
-from zmqdist.transport.shm_peer import PeerPool, open_peer
-from zmqdist.transport.shm_pool import FROZEN, Block, Handle, this_pool
+from zmqdist.transport.shm_pool import FROZEN, Block, Handle, PeerPool, open_peer, this_pool
 from zmqdist.wire import results
 
 POSITION_POLL_S = 0.02

@@ -40,7 +40,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
             return ZmqClient(address, *args, **options)
 
         monkeypatch.setattr(reader, "ZmqClient", connect)
-        for user in ("client_connection", "transfers", "shm_pool"):
+        for user in ("channel", "transfers", "shm_pool"):
             monkeypatch.setattr(f"zmqdist.transport.{user}.this_pool", lambda: None)
         yield addresses
 
