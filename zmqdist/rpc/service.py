@@ -842,7 +842,7 @@ class RpcService:
             streams=len(self._generators),
             transfers=sum(len(channel.tracked) for channel in channels),
             bytes_unsent=sum(channel.undelivered for channel in channels),
-            bytes_unacknowledged=sum(channel.unacknowledged for channel in channels),
+            bytes_unacknowledged=sum(channel.transfers.pace.unacknowledged for channel in channels),
             messages_received=router.received,
             messages_dropped=dict(router.dropped),
             calls_repeated=self._calls.repeated,
@@ -1142,7 +1142,7 @@ class RpcService:
         if served is not None and served.on_dropped is not None:
             served.on_dropped()
         if peer.bulk is not None:
-            if peer.bulk.receiving(id):
+            if peer.bulk.transfers.is_receiving(id):
                 self._calls.arguments_lost(peer, id)
             peer.bulk.call_ended(id)
         if served is not None and served.on_dropped is None:

@@ -244,8 +244,10 @@ class Transfers:
     @property
     def bytes_left(self) -> int:
         """Bytes of large parts that are unsent, or sent and not acknowledged."""
-        unsent = sum(sum(each.sizes[each.part :]) - each.offset for each in self.turns.values())
-        return self.pace.unacknowledged + unsent
+        return self.pace.unacknowledged + sum(
+            sum(transfer.sizes[transfer.part :]) - transfer.offset
+            for transfer in self.turns.values()
+        )
 
     def next_chunk(self, now: float) -> OutgoingChunk | None:
         """Return the chunk to send now and count it as sent; None if nothing is left or the window

@@ -227,8 +227,7 @@ class ClientCalls:
         self._last_id = call.id = self._last_id + 1
         if call.due < self.deadline:
             self.deadline = call.due
-        nbytes = len(call.body)
-        self.waiting_bytes += nbytes
+        self.waiting_bytes += len(call.body)
         if call.bounded:
             call.nbytes = counted_bytes(call.body, call.frames)
         waiting[call.id] = call

@@ -117,7 +117,7 @@ from zmqdist.messages import (
 )
 from zmqdist.transport.calls_machine import ClientCall, ClientCalls
 from zmqdist.transport.connection_snapshots import ClientSnapshot
-from zmqdist.transport.dealer import Connector, Down, Up, receive_rest
+from zmqdist.transport.dealer import Change, Connector, receive_rest
 from zmqdist.transport.loop import input_check
 from zmqdist.transport.memory_limits import check_descriptors_and_threads
 from zmqdist.transport.security import ClientSecurity
@@ -252,7 +252,7 @@ class ClientConnection:
             calls_in_flight=len(table.in_flight),
             threads_waiting=threads_waiting,
             transfers=len(bulk.tracked),
-            bytes_unacknowledged=bulk.unacknowledged,
+            bytes_unacknowledged=bulk.transfers.pace.unacknowledged,
             messages_sent=self.sent,
             messages_received=self.received,
             strays=self.strays,
@@ -521,30 +521,32 @@ class ClientConnection:
         if connector.socket is None and connector.due is None and table.waiting:
             # the server refused this client earlier, but a new call justifies a new attempt
             connector.retry(now)
-        refused = connector.tick(now)
-        if refused is not None:
-            self.fail(refused.error.error_code, refused.error.message)
+        refusal = connector.tick(now)
+        if refusal is not None:
+            self.fail(refusal.error_code, refusal.message)
         # Read the monitor after `tick`, because a new socket and its monitor must be queried once
         # before they are polled (R1).
         for change in connector.read(now):
-            if isinstance(change, Up):
+            if change is Change.UP:
                 self._has_input()  # querying EVENTS makes the socket notice its new connection
                 self._put(self._hello)
-            elif isinstance(change, Down):
+            elif change is Change.DOWN:
                 if self._has_input():
                     # reads the messages that the connection delivered before it was lost
                     self._drain()
                 self.ended += table.connection_lost()
                 self._log_at = now + WAIT_LOG_S
                 connector.retry(now)
-            else:
-                self.fail(change.error.error_code, change.error.message)
+            elif isinstance(change, OpError):
+                self.fail(change.error_code, change.message)
         self.read_arrived()
         if table.waiting and not table.incarnation and now >= self._log_at:
             self._log_at = now + WAIT_LOG_S
-            trouble = connector.trouble or "it has not replied to our hello yet"
             log.warning(
-                "%d call(s) wait for a server at %s: %s", len(table.waiting), self.address, trouble
+                "%d call(s) wait for a server at %s: %s",
+                len(table.waiting),
+                self.address,
+                connector.trouble or "it has not replied to our hello yet",
             )
 
     def expire(self, now: float) -> None:
@@ -684,6 +686,7 @@ class Channel:
 
     Attributes:
       address: "host:port".
+      closed: whether `close` was called.
       callbacks: the thread for the program's callbacks, which may wait for calls of this channel.
         It ends with the channel.
       stalls: number of waits that lasted SLICE_S although there was input (R8). A value above 0 is
@@ -713,7 +716,7 @@ class Channel:
         self._gathering = False
         self._spins_in_vain = 0
         self._guard = InterruptGuard(address, self._wake_fd)
-        self._closed = False
+        self.closed = False
         self._connection.maintain(monotonic())
 
     # -- what callers do ---------------------------------------------------------------------------
@@ -757,7 +760,7 @@ class Channel:
             return True
         with self._guard, self._lock:
             now = monotonic()
-            if not self._closed:
+            if not self.closed:
                 self._connection.flush()
                 if self._leader == _NO_THREAD:
                     self._check_connection(now)
@@ -769,7 +772,7 @@ class Channel:
         """End the call with CANCELLED, and send the server a message that cancels it. Return False
         if the call had ended before."""
         with self._guard, self._lock:
-            if call.ended or self._closed:
+            if call.ended or self.closed:
                 return False
             self._connection.cancel(call)
             self._wake_waiters()
@@ -801,9 +804,9 @@ class Channel:
         if self._guard.forked:
             return
         with self._guard, self._lock:
-            if self._closed:
+            if self.closed:
                 return
-            self._closed, self._gathering = True, False
+            self.closed, self._gathering = True, False
             self._connection.flush()
             self._connection.fail(CANCELLED, f"the client of {self.address} was closed")
             self._wake_waiters()
@@ -817,10 +820,6 @@ class Channel:
     def is_sent(self, call: ClientCall) -> bool:
         """Return whether the call was sent. A sent call ends if the connection is lost."""
         return not self._connection.table.is_unsent(call)
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
 
     @property
     def shares_memory(self) -> bool:
@@ -841,7 +840,7 @@ class Channel:
             if not self._lock.acquire(False):
                 in_background("zmqdist-client-close", self.close)
                 return
-            self._closed, self._gathering = True, False
+            self.closed, self._gathering = True, False
             self._connection.finalize(LINGER_S)
             self._wake_reader()
             self._lock.release()
@@ -865,7 +864,7 @@ class Channel:
         with self._guard, self._lock:
             if leave:
                 connection.flush()
-            elif self._leader == _NO_THREAD and not self._closed:
+            elif self._leader == _NO_THREAD and not self.closed:
                 connection.read_arrived()
             self._wake_waiters()
         return True
@@ -875,7 +874,7 @@ class Channel:
         if `waits` is True."""
         now = monotonic()
         with self._turnstile, self._lock:
-            if self._closed:
+            if self.closed:
                 call.end(FAILED_PRECONDITION, f"the client of {self.address} is closed")
                 return False
             connection, table = self._connection, self._connection.table
@@ -890,7 +889,7 @@ class Channel:
                 else:
                     self._ensure_connecting(now, waits)
             if not waits and (
-                table.held_back or (connection.bulk.tracked and connection.bulk.sending)
+                table.held_back or (connection.bulk.tracked and connection.bulk.transfers.sending)
             ):
                 # until all of this call has left, a thread must read the server's acknowledgments,
                 # requests for parts, and replies
@@ -1056,7 +1055,7 @@ class Channel:
         self._leader_call = None
         if self._followers:
             self._promote(next(reversed(self._followers)))
-        elif self._closed:
+        elif self.closed:
             self._connection.close(LINGER_S)
         elif self._parked and self._reader_needed():
             self._wake_reader()
@@ -1074,7 +1073,7 @@ class Channel:
         """Read messages, maintain the connection and end expired calls, after the leader has polled
         for `slept_ms` at most."""
         connection = self._connection
-        if self._closed:
+        if self.closed:
             return
         tend, announced = not connection.table.incarnation, False
         for fd, _ in ready:
@@ -1134,7 +1133,10 @@ class Channel:
         connection, table = self._connection, self._connection.table
         waiting = table.held_back or (table.waiting and not table.incarnation)
         return bool(
-            self._calls_with_callbacks or self._due_callbacks or waiting or connection.bulk.sending
+            self._calls_with_callbacks
+            or self._due_callbacks
+            or waiting
+            or connection.bulk.transfers.sending
         )
 
     def _ensure_reader(self) -> None:
@@ -1177,7 +1179,7 @@ class Channel:
                 self._wake_waiters()
             if self._due_callbacks:
                 return 0.0
-            if self._closed:
+            if self.closed:
                 self._reader = None
                 return None
             if self._leader == _NO_THREAD and self._reader_needed():

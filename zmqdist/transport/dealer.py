@@ -42,17 +42,17 @@ The events of libzmq for each fault (found by experiment)
     a wrong key of the server  FAILED_NO_DETAIL with EPIPE in each attempt, and no other event
     a busy server              FAILED_NO_DETAIL with EAGAIN after HANDSHAKE_IVL: this is not a refusal
 Some faults look alike, so after a mismatch, and after the third closed handshake in a row, the
-watch asks its owner for the server's greeting (`ProbeNeeded`; port_probe.py reads it), which names
+watch asks its owner for the server's greeting (`PROBE_NEEDED`; port_probe.py reads it), which names
 the server's mechanism. `judge` then decides.
 """
 
 from __future__ import annotations
 
+import enum
 import itertools
 import logging
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import zmq
@@ -133,43 +133,23 @@ def decode_event(frame: bytes) -> tuple[int, int]:
     decides whether the value is a descriptor, an errno, a protocol error of libzmq, or the status
     of a ZAP reply.
     """
-    event, value = _EVENT.unpack_from(frame)
-    return event, value
+    return _EVENT.unpack_from(frame)
 
 
-@dataclass(frozen=True)
-class Up:
-    """Verdict of the watch: the handshake succeeded, so the owner sends its hello."""
+class Change(enum.Enum):
+    """Verdicts of the watch that need no text."""
+
+    UP = enum.auto()
+    """The handshake succeeded, so the owner sends its hello."""
+    DOWN = enum.auto()
+    """A connection that was up is lost. The owner can still read the messages that had arrived."""
+    PROBE_NEEDED = enum.auto()
+    """This attempt failed in a way that only the server's greeting can explain."""
 
 
-@dataclass(frozen=True)
-class Down:
-    """Verdict of the watch: a connection that was up is lost. The owner can still read the messages
-    that had arrived."""
-
-
-@dataclass(frozen=True)
-class AttemptFailed:
-    """Verdict of the watch: this attempt to connect failed, and the next attempt may succeed."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class ProbeNeeded:
-    """Verdict of the watch: this attempt to connect failed in a way that only the server's greeting
-    can explain."""
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """Verdict of the watch: no attempt to connect will succeed until the security of the client or
-    of the server is changed."""
-
-    error: OpError
-
-
-Verdict: TypeAlias = "Up | Down | AttemptFailed | ProbeNeeded | Rejected"
+Verdict: TypeAlias = "Change | OpError | str"
+"""An OpError is the refusal: no attempt to connect will succeed until the security of the client or
+of the server is changed. A str is why this attempt failed; the next attempt may succeed."""
 
 _MECHANISM_NAMES: Final = {
     PLAIN: "the user's token (PLAIN)",
@@ -228,34 +208,30 @@ class ConnectionWatch:
             self.up = True
             self._closes = 0
             self._mismatch = False
-            return Up()
+            return Change.UP
         if event == FAILED_AUTH:
-            return Rejected(self._refusal(value))
+            return self._refusal(value)
         if event == FAILED_PROTOCOL and value == MISMATCH:
             self._mismatch = True
-            return ProbeNeeded()
+            return Change.PROBE_NEEDED
         if event in (FAILED_PROTOCOL, FAILED_NO_DETAIL):
             return self._handshake_closed(value)
         if was_up:
-            return Down()
+            return Change.DOWN
         if not was_connected:
             self._closes = 0
-            return AttemptFailed("no process listens there")
+            return "no process listens there"
         return self._handshake_closed(0)  # the server does not speak ZeroMQ, or has ended
 
     def _handshake_closed(self, value: int) -> Verdict:
         if value == zmq.EAGAIN:
-            return AttemptFailed(
-                "the server did not finish the handshake in time: it may be very busy"
-            )
+            return "the server did not finish the handshake in time: it may be very busy"
         self._closes += 1
-        return (
-            ProbeNeeded()
-            if self._closes >= CLOSES_MAX
-            else AttemptFailed("the server closed the connection during the handshake")
-        )
+        if self._closes >= CLOSES_MAX:
+            return Change.PROBE_NEEDED
+        return "the server closed the connection during the handshake"
 
-    def judge(self, mechanism: str | None) -> Rejected | None:
+    def judge(self, mechanism: str | None) -> OpError | None:
         """Decide what the mechanism in the server's greeting means for further attempts.
 
         Args:
@@ -271,38 +247,35 @@ class ConnectionWatch:
         if mechanism is None:
             if not mismatch:
                 return None
-            text = f"{address} does not use {_MECHANISM_NAMES[ours]}, as this side does: give both the same security"
-            return Rejected(FailedPreconditionError(text))
+            return FailedPreconditionError(
+                f"{address} does not use {_MECHANISM_NAMES[ours]}, as this side does: give both "
+                f"the same security"
+            )
         theirs = _MECHANISMS.get(mechanism)
         if theirs is None:
-            text = (
+            return FailedPreconditionError(
                 f"the process that listens on {address} is not a zmqdist server: is the port right?"
             )
-            return Rejected(FailedPreconditionError(text))
         if theirs != ours:
-            plaintext = ", in plaintext" if theirs == NONE else ""
-            text = (
-                f"the server at {address} uses {_MECHANISM_NAMES[theirs]}{plaintext}, this side "
-                f"{_MECHANISM_NAMES[ours]}: "
-                f"{_ADVICE[theirs]}"
+            return FailedPreconditionError(
+                f"the server at {address} uses {_MECHANISM_NAMES[theirs]}"
+                f"{', in plaintext' if theirs == NONE else ''}, this side "
+                f"{_MECHANISM_NAMES[ours]}: {_ADVICE[theirs]}"
             )
-            return Rejected(FailedPreconditionError(text))
         if closes < CLOSES_MAX:
             self._closes = closes
             return None
         if ours == CURVE:
-            text = (
+            return UnauthenticatedError(
                 f"the server at {address} does not have the key that this side expects: most "
-                f"likely `server.pub` is of "
-                f"another cluster, or a worker listens there (this side uses "
-                f"{self.security.source})"
+                f"likely `server.pub` is of another cluster, or a worker listens there (this side "
+                f"uses {self.security.source})"
             )
-            return Rejected(UnauthenticatedError(text))
-        text = f"the server at {address} closed {closes} handshakes in a row: its log may say why"
-        return Rejected(UnavailableError(text))
+        return UnavailableError(
+            f"the server at {address} closed {closes} handshakes in a row: its log may say why"
+        )
 
     def _refusal(self, status: int) -> OpError:
-        source = self.security.source or "nothing"
         if status != 400:
             why = f"its authentication failed with status {status}"
         elif self.security.mechanism == PLAIN:
@@ -326,8 +299,8 @@ class ConnectionWatch:
         else:
             why = "it wants a token or a key"
         return UnauthenticatedError(
-            f"the server at {self.address} refused this side as {self.security.role} ({source}): "
-            f"{why}"
+            f"the server at {self.address} refused this side as {self.security.role} "
+            f"({self.security.source or 'nothing'}): {why}"
         )
 
 
@@ -392,12 +365,7 @@ class Connector:
         self._fd = -1
         self._server_key = b""
 
-    @property
-    def up(self) -> bool:
-        """Whether the handshake succeeded and the connection has not been lost since."""
-        return self._watch.up
-
-    def tick(self, now: float) -> Rejected | None:
+    def tick(self, now: float) -> OpError | None:
         """If `due` has come, begin an attempt to connect, abandon an attempt, or take the next step
         of a probe. Return the refusal if no attempt can succeed.
         """
@@ -419,11 +387,11 @@ class Connector:
         self._fail("no connection was made in time", now)
         return None
 
-    def read(self, now: float) -> list[Up | Down | Rejected]:
+    def read(self, now: float) -> list[Change | OpError]:
         """Read the monitor's events, and return the changes of the connection that matter to the
         owner. Call this again while the monitor's EVENTS show input.
         """
-        changes: list[Up | Down | Rejected] = []
+        changes: list[Change | OpError] = []
         while self.monitor is not None and int(self.monitor.getsockopt(zmq.EVENTS)) & int(
             zmq.POLLIN
         ):
@@ -432,16 +400,16 @@ class Connector:
             if event == CONNECTED:
                 our_connections[value] = limit_unsent(value)
             verdict = self._watch.feed(event, value)
-            if isinstance(verdict, AttemptFailed):
-                self._fail(verdict.why, now)
-            elif isinstance(verdict, ProbeNeeded):
+            if isinstance(verdict, str):
+                self._fail(verdict, now)
+            elif verdict is Change.PROBE_NEEDED:
                 self._drop()
                 self._probe = PortProbe(self.address, now)
                 self.due = now
-            elif isinstance(verdict, Rejected):
+            elif isinstance(verdict, OpError):
                 changes.append(self._refuse(verdict))
             elif verdict is not None:
-                if isinstance(verdict, Up):
+                if verdict is Change.UP:
                     self._failures = 0
                     self.trouble = ""
                 else:
@@ -484,22 +452,21 @@ class Connector:
 
     # -- one attempt -------------------------------------------------------------------------------
 
-    def _begin(self, now: float) -> Rejected | None:
+    def _begin(self, now: float) -> OpError | None:
         try:
             if self._security.voucher is not None:
                 self._security.voucher.attach(self)
             if not self._security.may_connect(self.address):
-                token = self._security.mechanism == PLAIN
                 self._fail(
                     "no process listens there"
-                    if token
+                    if self._security.mechanism == PLAIN
                     else "the dispatcher has not vouched for its key yet",
                     now,
                 )
                 return None
             self._open()
         except OpError as error:
-            return self._refuse(Rejected(error))
+            return self._refuse(error)
         self._between_attempts = False
         self.due = now + (FIRST_LOOKUP_S if self._is_name and not self._failures else CONNECT_S)
         return None
@@ -529,8 +496,8 @@ class Connector:
         self._drop()
         self._schedule_attempt(now)
 
-    def _refuse(self, refusal: Rejected) -> Rejected:
-        self.trouble = str(refusal.error)
+    def _refuse(self, refusal: OpError) -> OpError:
+        self.trouble = str(refusal)
         self._drop()
         return refusal
 
@@ -564,15 +531,20 @@ def configure(socket: zmq.Socket[bytes]) -> None:
     """Set the options that all connecting sockets have in common. `ClientSecurity.apply` sets the
     security options."""
     socket.set_hwm(0)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
-    # The handshake has a bound of its own, because ZeroMQ sends no heartbeats before the handshake
-    # has ended.
-    socket.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_S * 1000))
-    socket.setsockopt(zmq.HEARTBEAT_IVL, round(HEARTBEAT_IVL_S * 1000))
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(HEARTBEAT_TIMEOUT_S * 1000))
-    socket.setsockopt(zmq.HEARTBEAT_TTL, round(HEARTBEAT_TIMEOUT_S * 1000))
-    socket.setsockopt(zmq.CONNECT_TIMEOUT, round(CONNECT_S * 1000))
+    timeout_ms = round(HEARTBEAT_TIMEOUT_S * 1000)
+    options = {
+        zmq.LINGER: 0,
+        zmq.MAXMSGSIZE: FRAME_BYTES_MAX,
+        # The handshake has a bound of its own, because ZeroMQ sends no heartbeats before the
+        # handshake has ended.
+        zmq.HANDSHAKE_IVL: round(HANDSHAKE_S * 1000),
+        zmq.HEARTBEAT_IVL: round(HEARTBEAT_IVL_S * 1000),
+        zmq.HEARTBEAT_TIMEOUT: timeout_ms,
+        zmq.HEARTBEAT_TTL: timeout_ms,
+        zmq.CONNECT_TIMEOUT: round(CONNECT_S * 1000),
+    }
+    for option, value in options.items():
+        socket.setsockopt(option, value)
 
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
@@ -700,20 +672,20 @@ class DealerConnection:
         self._loop.set_timer(self, None if self._closed else self._connector.due, self._tick)
 
     def _tick(self) -> None:
-        refused = self._connector.tick(self._loop.now())
+        refusal = self._connector.tick(self._loop.now())
         self._rearm()
-        if refused is not None:
-            self._on_refused(refused.error)
+        if refusal is not None:
+            self._on_refused(refusal)
 
     def _read_monitor(self) -> None:
         for change in self._connector.read(self._loop.now()):
-            if isinstance(change, Up):
+            if change is Change.UP:
                 self._send(self._hello)
-            elif isinstance(change, Down):
+            elif change is Change.DOWN:
                 self._lost()
-            elif isinstance(change, Rejected):
+            elif isinstance(change, OpError):
                 self.up = False
-                self._on_refused(change.error)
+                self._on_refused(change)
         self._rearm()
 
     def _lost(self) -> None:

@@ -34,6 +34,7 @@ functions.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import heapq
 import itertools
@@ -113,16 +114,6 @@ class WatchedSocket:
         self.dirty = True
 
 
-class _Descriptor:
-    __slots__ = ("on_readable", "on_writable")
-
-    def __init__(
-        self, on_readable: Callable[[], object], on_writable: Callable[[], object] | None
-    ) -> None:
-        self.on_readable = on_readable
-        self.on_writable = on_writable
-
-
 class Loop:
     """A daemon thread with a ZeroMQ context of its own. Sockets and timers may be registered before
     `start`.
@@ -145,7 +136,8 @@ class Loop:
         self.context.max_sockets = 65_536
         self.faults = 0
         self._sockets: dict[int, WatchedSocket] = {}
-        self._descriptors: dict[int, _Descriptor] = {}
+        self._descriptors: dict[int, tuple[Callable[[], object], Callable[[], object] | None]] = {}
+        """For each descriptor its `on_readable` and `on_writable`."""
         self._timers: dict[Hashable, tuple[float, int, Callable[[], object]]] = {}
         self._heap: list[tuple[float, int, Hashable]] = []
         self._serial = itertools.count()
@@ -283,10 +275,8 @@ class Loop:
             # another file
             if self._wake_fd < 0:
                 return
-            try:
+            with contextlib.suppress(BlockingIOError):  # the counter is full: the loop wakes anyway
                 os.eventfd_write(self._wake_fd, 1)
-            except BlockingIOError:  # the counter is full, so the loop wakes anyway
-                pass
 
     # -- in the loop's thread, or before start -----------------------------------------------------
 
@@ -325,7 +315,7 @@ class Loop:
         The descriptor should be non-blocking, because a callback may find no input if the number
         was closed and reused in the meantime.
         """
-        self._descriptors[fd] = _Descriptor(on_readable, on_writable)
+        self._descriptors[fd] = on_readable, on_writable
         self._epoll.register(fd, _READ)
 
     def watch_writable(self, fd: int, wanted: bool) -> None:
@@ -335,10 +325,8 @@ class Loop:
     def remove_fd(self, fd: int) -> None:
         """Forget a descriptor before it is closed. Do nothing if it is not registered."""
         if self._descriptors.pop(fd, None) is not None:
-            try:
+            with contextlib.suppress(OSError):  # the caller has closed the descriptor already
                 self._epoll.unregister(fd)
-            except OSError:  # the caller has closed the descriptor already
-                pass
 
     def set_timer(self, key: Hashable, at: float | None, fn: Callable[[], object]) -> None:
         """Have the loop call `fn` once, not before `at` on the clock of `now`. This replaces the
@@ -446,17 +434,14 @@ class Loop:
         return SLEEP_MAX_S
 
     def _serve(self, fd: int, mask: int) -> None:
-        descriptor = self._descriptors.get(fd)
-        if descriptor is None:  # an earlier callback of this turn has removed this descriptor
+        callbacks = self._descriptors.get(fd)
+        if callbacks is None:  # an earlier callback of this turn has removed this descriptor
             return
+        on_readable, on_writable = callbacks
         if mask & (_READ | _BROKEN):
-            self._guard(descriptor.on_readable)
-        if (
-            mask & _WRITE
-            and descriptor.on_writable is not None
-            and self._descriptors.get(fd) is descriptor
-        ):
-            self._guard(descriptor.on_writable)
+            self._guard(on_readable)
+        if mask & _WRITE and on_writable and self._descriptors.get(fd) is callbacks:
+            self._guard(on_writable)
 
     def _run_inbox(self) -> None:
         inbox = self._inbox

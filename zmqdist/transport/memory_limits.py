@@ -176,10 +176,8 @@ def trim_heap() -> None:
 
     Does nothing if the C library has no `malloc_trim`.
     """
-    try:
+    with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError):
-        pass
 
 
 def is_alive(pid: int) -> bool:

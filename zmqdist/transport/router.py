@@ -317,12 +317,16 @@ class Router:
         socket = self._loop.context.socket(zmq.ROUTER)
         self._socket = socket
         socket.set_hwm(0)
-        socket.setsockopt(zmq.LINGER, round(LINGER_S * 1000))
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
-        socket.setsockopt(zmq.BACKLOG, BACKLOG)
-        socket.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_S * 1000))
-        socket.setsockopt(zmq.HEARTBEAT_IVL, round(HEARTBEAT_SERVER_S * 1000))
+        options = {
+            zmq.LINGER: round(LINGER_S * 1000),
+            zmq.ROUTER_MANDATORY: 1,
+            zmq.MAXMSGSIZE: FRAME_BYTES_MAX,
+            zmq.BACKLOG: BACKLOG,
+            zmq.HANDSHAKE_IVL: round(HANDSHAKE_S * 1000),
+            zmq.HEARTBEAT_IVL: round(HEARTBEAT_SERVER_S * 1000),
+        }
+        for option, value in options.items():
+            socket.setsockopt(option, value)
         self._security.apply(socket)
         self._send: Callable[[Buffer, int], Any] = super(zmq.Socket, socket).send
         self._recv: Callable[..., Any] = super(zmq.Socket, socket).recv
@@ -385,13 +389,12 @@ class Router:
         # `listen` skips a port that a launcher has reserved for another server. ZeroMQ would bind
         # that port, because it sets SO_REUSEADDR.
         with contextlib.suppress(UnknownError), listen(number) as made:
-            free = made.getsockname()[1]
-            return self._loop.run(self._bind, number, free, made.detach())
+            return self._loop.run(self._bind, number, made.getsockname()[1], made.detach())
         # ZeroMQ, unlike `listen`, also binds a port on which connections of an ended server are in
         # the state TIME_WAIT.
-        for each in free_ports():
+        for free in free_ports():
             with contextlib.suppress(PortTakenError):
-                return self._loop.run(self._bind, number, each)
+                return self._loop.run(self._bind, number, free)
         raise all_taken(number)
 
     def bind_fd(self, fd: int) -> str:
@@ -446,7 +449,7 @@ class Router:
     def on(
         self,
         kind: type[Message],
-        fn: Callable[[Peer, Any, list[memoryview]], None],
+        fn: Handler,
         roles: frozenset[str] | None = None,
     ) -> None:
         """Register `fn(peer, message, frames)` as the handler of a kind of message. The handler may
@@ -683,9 +686,12 @@ class Router:
         fn, roles = handler
         if (roles is not None and peer.role not in roles) or (roles is None and peer.limited):
             self._count("not allowed")
-            allowed = ", ".join(sorted(roles or ROLES))
-            text = f"role {peer.role} may not send {type(message).__name__} (allowed: {allowed})"
-            self._refuse(peer, PERMISSION_DENIED, text)
+            self._refuse(
+                peer,
+                PERMISSION_DENIED,
+                f"role {peer.role} may not send {type(message).__name__} "
+                f"(allowed: {', '.join(sorted(roles or ROLES))})",
+            )
             return
         fn(peer, message, frames)
 
@@ -731,8 +737,13 @@ class Router:
         pool = this_pool() if trusted and hello.memory is not None else None
         if pool is None:
             return self._hello
-        nonce = self.bulk_channel(peer).open_offered_memory(hello)
-        return encode_hello(replace(self._hello_fields, memory=pool.offer, nonce=nonce))
+        return encode_hello(
+            replace(
+                self._hello_fields,
+                memory=pool.offer,
+                nonce=self.bulk_channel(peer).open_offered_memory(hello),
+            )
+        )
 
     def _refuse(self, peer: Peer, code: int, text: str) -> None:
         if peer.refusals < REFUSALS_MAX:
@@ -773,18 +784,19 @@ class Router:
     def _suspect(self, peer: Peer, step_s: float) -> None:
         """Send a Ping to find out whether the peer has gone. If the Ping does not prove this, send
         the next one after `step_s`."""
-        if not peer.gone and self._reported_ends[peer.fd] > 0 and not self._is_gone(peer):
-            self._suspect_later(peer, step_s)
+        if not peer.gone and self._reported_ends[peer.fd] > 0:
+            # querying EVENTS makes the socket notice connections that have ended
+            self._watched.has_input()
+            self._send_raw(peer, _PING)
+            if not peer.gone:
+                self._suspect_later(peer, step_s)
 
     def _suspect_later(self, peer: Peer, step_s: float) -> None:
-        then = partial(self._suspect, peer, min(2 * step_s, SUSPECT_STEP_MAX_S))
-        self._loop.set_timer((self, peer), self._loop.now() + step_s, then)
-
-    def _is_gone(self, peer: Peer) -> bool:
-        # querying EVENTS makes the socket notice connections that have ended
-        self._watched.has_input()
-        self._send_raw(peer, _PING)
-        return peer.gone
+        self._loop.set_timer(
+            (self, peer),
+            self._loop.now() + step_s,
+            partial(self._suspect, peer, min(2 * step_s, SUSPECT_STEP_MAX_S)),
+        )
 
     def _mark_gone(self, peer: Peer) -> None:
         """Record that the peer has gone. Its unread messages are read before the router forgets

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -91,6 +92,8 @@ class BulkChannel:
     The connection's owner calls `connection_lost`.
 
     Attributes:
+      transfers: the chunks that are on the way, in either direction. While `transfers.sending`, a
+        thread must read the peer's Credit and SendParts messages, which permit the next chunks.
       shares_memory: whether the peer can open this process's shared memory. Any thread may read it.
       tracked: the transfers that are on the way, by the number of their call; empty while the
         connection carries only small messages.
@@ -110,8 +113,8 @@ class BulkChannel:
             connection is lost.
         """
         self.shares_memory = False
-        self._transfers = Transfers()
-        self.tracked = self._transfers.tracked
+        self.transfers = Transfers()
+        self.tracked = self.transfers.tracked
         self.faults = 0
         self._peer = peer
         self._send_message = send_message
@@ -143,37 +146,21 @@ class BulkChannel:
     # -- out ---------------------------------------------------------------------------------------
 
     @property
-    def sending(self) -> bool:
-        """Whether chunks are left to send, now or after SendParts. If so, a thread must read the
-        peer's Credit and SendParts messages, which permit the next chunks.
-        """
-        return self._transfers.sending
-
-    @property
     def undelivered(self) -> int:
         """Bytes of chunks that are unsent or not acknowledged, plus 1 for each handle that the peer
         has not claimed. The value is 0 when all large parts have reached the peer.
         """
         pool = self._pool
         handles = [handle for transfer in self.tracked.values() for handle in transfer.lent]
-        return self._transfers.bytes_left + (
+        return self.transfers.bytes_left + (
             0 if pool is None else sum(map(pool.is_unclaimed, handles))
         )
-
-    @property
-    def unacknowledged(self) -> int:
-        """Bytes of chunks that were sent and that the peer has not acknowledged."""
-        return self._transfers.pace.unacknowledged
-
-    def receiving(self, id: int) -> bool:
-        """Return whether this side still awaits chunks of this call."""
-        return self._transfers.is_receiving(id)
 
     def send(self, message: Call | Reply, sources: Sequence[Source]) -> bool:
         """Send a message with its parts, in the cheapest way. Return False if nothing was sent,
         because the connection is lost."""
         nbytes = nbytes_of(sources)
-        if nbytes <= self._transfers.pace.chunk_bytes:
+        if nbytes <= self.transfers.pace.chunk_bytes:
             return self._send_message(message, sources)
         if nbytes <= CHUNK_BYTES:
             sources = [bytes(source) for source in sources]  # type: ignore[arg-type]
@@ -199,24 +186,25 @@ class BulkChannel:
         # if a faulty peer uses the number of a call twice, this ends the earlier transfer
         self.call_ended(message.id)
         sizes = [0 if view is None else view.nbytes for view in buffers]
-        held = type(message) is Call and message.held
-        self._transfers.send(message.id, sizes, handles, held=held).buffers = buffers
+        self.transfers.send(
+            message.id, sizes, handles, held=type(message) is Call and message.held
+        ).buffers = buffers
         self._send_chunks()
         return True
 
     def send_held_parts(self, message: SendParts) -> None:
         """Send the parts that a call holds back, because the peer has room for them now. Do nothing
         if the call is over."""
-        self._transfers.ask(message.id)
+        self.transfers.ask(message.id)
         self._send_chunks()
 
     def credited(self, message: Credit) -> None:
         """Record that the peer has taken chunks out of its queue, and send the next chunks."""
-        self.faults += not self._transfers.pace.acknowledged(message.nbytes, self._clock())
+        self.faults += not self.transfers.pace.acknowledged(message.nbytes, self._clock())
         self._send_chunks()
 
     def _send_chunks(self) -> None:
-        while (piece := self._transfers.next_chunk(self._clock())) is not None:
+        while (piece := self.transfers.next_chunk(self._clock())) is not None:
             transfer, part, offset, nbytes = piece
             frame = transfer.buffers[part][offset : offset + nbytes]
             if not self._send_message(Chunk(transfer.id, part, offset), (frame,)):
@@ -240,46 +228,46 @@ class BulkChannel:
           OpError, MemoryError: `allocate` has raised this error.
         """
         sizes = self._sizes(id, parts)
-        if self._transfers.announced + sum(sizes) > RECEIVING_BYTES_MAX:
-            text = f"{self._peer} has announced more than {RECEIVING_BYTES_MAX} bytes that have not arrived: send fewer at a time"
-            raise ResourceExhaustedError(text)
+        if self.transfers.announced + sum(sizes) > RECEIVING_BYTES_MAX:
+            raise ResourceExhaustedError(
+                f"{self._peer} has announced more than {RECEIVING_BYTES_MAX} bytes that have not "
+                f"arrived: send fewer at a time"
+            )
         frames = allocate(sizes)
         for number, part in enumerate(parts):
             if not sizes[number]:
                 frames[number] = self._attach(part)
         if not any(sizes):
-            self._transfers.stop_sending(id)
+            self.transfers.stop_sending(id)
             return frames
-        transfer = self._transfers.receive(id, sizes)
+        transfer = self.transfers.receive(id, sizes)
         transfer.buffers, transfer.on_arrived = frames, on_arrived
         return None
 
     def decline(self, parts: Sequence[Part]) -> None:
         """Give back the lent memory of a message that this side does not want."""
         for part in parts:
-            try:
+            with suppress(OpError):  # the owner has taken the memory back already
                 if len(part) == _HANDLE_NUMBERS:
                     self._attach(part)
-            except OpError:  # the owner has taken the memory back already
-                pass
 
     def chunk_arrived(self, message: Chunk, frames: Frames) -> None:
         """Store a chunk if its transfer still needs it, and acknowledge it in any case."""
         id, part, offset = message.id, message.part, message.offset
         nbytes = len(frames[0]) if len(frames) == 1 else 0
         transfer = self.tracked.get(id)
-        if transfer is not None and 0 < nbytes <= self._transfers.room_at(id, part, offset):
+        if transfer is not None and 0 < nbytes <= self.transfers.room_at(id, part, offset):
             target = transfer.buffers[part]
             target[offset : offset + nbytes] = np.frombuffer(frames[0], np.uint8)
-        outcome = self._transfers.arrived(id, part, offset, nbytes)
-        credit = self._transfers.credit_after(nbytes)
+        outcome = self.transfers.arrived(id, part, offset, nbytes)
+        credit = self.transfers.credit_after(nbytes)
         if credit:
             self._send_message(Credit(credit), ())
         if transfer is not None and outcome in (DONE, WRONG):
             self.faults += outcome == WRONG
             end, transfer.on_arrived = transfer.on_arrived, None
             whole, transfer.buffers = transfer.buffers, []
-            end(whole if outcome == DONE else None, self._transfers.problem)
+            end(whole if outcome == DONE else None, self.transfers.problem)
 
     def _sizes(self, id: int, parts: Sequence[Part]) -> list[int]:
         """Check the announced parts. Return the bytes of each part that travels in chunks, and 0
@@ -290,7 +278,7 @@ class BulkChannel:
             for part in parts
         ):
             raise WireError(self._peer, "a message announces parts of impossible sizes")
-        if self._transfers.is_receiving(id):
+        if self.transfers.is_receiving(id):
             raise WireError(self._peer, "a message announces parts that were announced before")
         return sizes
 
@@ -310,8 +298,8 @@ class BulkChannel:
         transfer = self.tracked.get(id)
         if transfer is not None:
             self._take_back(transfer.lent)
-        unfinished = self._transfers.end(id)
-        if owed := self._transfers.idle_credit():
+        unfinished = self.transfers.end(id)
+        if owed := self.transfers.idle_credit():
             self._send_message(Credit(owed), ())
         return unfinished
 
@@ -324,7 +312,7 @@ class BulkChannel:
         self.shares_memory = False
         for id, transfer in list(self.tracked.items()):
             self._take_back(transfer.lent)
-            self._transfers.end(id)
+            self.transfers.end(id)
         self._peer_pool = None
 
     def finalize(self) -> None:
@@ -336,8 +324,8 @@ class BulkChannel:
                 assert self._pool is not None
                 self._pool.to_take_back.append(handle)
         self._peer_pool = None
-        self._transfers = Transfers()
-        self.tracked = self._transfers.tracked
+        self.transfers = Transfers()
+        self.tracked = self.transfers.tracked
 
     def _take_back(self, handles: Sequence[Handle]) -> None:
         for handle in handles:
@@ -352,4 +340,4 @@ class BulkChannel:
         for id, transfer in list(self.tracked.items()):
             claimed = not any(map(pool.is_unclaimed, transfer.lent))
             if transfer.state is TransferState.LENT and claimed:
-                self._transfers.end(id)
+                self.transfers.end(id)

@@ -319,7 +319,7 @@ class SimRpcClient(SimEnd):
         )
         if self._bulk is not None:
             assert not self._bulk.tracked, f"bulk P6: {who} has transfers at the end"
-            assert not self._bulk.unacknowledged, (
+            assert not self._bulk.transfers.pace.unacknowledged, (
                 f"bulk P5: {who} waits for acknowledgments at the end"
             )
             assert not self._bulk.faults, f"bulk P4: {who} counts faults of its server"
@@ -525,7 +525,7 @@ class SimRpcServer(SimEnd):
         served = self.calls.cancelled(peer, id)
         if served is not None and served.on_dropped is not None:
             served.on_dropped()
-        if bulk.receiving(id):
+        if bulk.transfers.is_receiving(id):
             self.calls.arguments_lost(peer, id)
             if served is not None:
                 self.account.finished(peer, served)
@@ -658,7 +658,7 @@ class SimRpcServer(SimEnd):
         )
         for bulk in self.peers.values():
             assert not bulk.tracked, "bulk P6: the server has transfers at the end"
-            assert not bulk.unacknowledged, (
+            assert not bulk.transfers.pace.unacknowledged, (
                 "bulk P5: the server waits for acknowledgments at the end"
             )
             assert not bulk.faults, "bulk P4: the server counts faults of a client"

@@ -325,7 +325,7 @@ class _SlotProcess:
         if handle[-1] == FROZEN:
             return self.peer_pool.attach(handle)
         segment, lease = self.peer_pool.adopt(handle)
-        return pool.adopt(segment, handle[3], handle[4], lease)
+        return Block(pool, segment, handle[3], handle[4], base=lease)
 
     def child_fds(self) -> list[int]:
         """Return the descriptors that the slot process inherits."""
