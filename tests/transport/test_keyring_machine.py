@@ -18,7 +18,6 @@ from zmqdist.transport.keyring_machine import (
     KeyHeard,
     Keyring,
     KeysRevoked,
-    KeyVerdict,
     RenewalAsked,
     SaveKeyring,
     TokenMade,
@@ -55,7 +54,7 @@ def test_a_token_admits_a_key_which_is_saved_before_the_process_gets_the_reply(
     ring: Keyring,
 ) -> None:
     assert join(ring) == [SaveKeyring(), Send("joiner", Joined("worker", "worker:3"))]
-    assert ring.verdict(ONE) == KeyVerdict("worker", "worker:3", True)
+    assert ring.state(ONE) == KeyState(ONE, "worker", "worker:3", True)
     assert ring.name_of(ONE) == "worker:3"
 
 
@@ -105,7 +104,7 @@ def test_a_token_is_used_once_but_a_lost_reply_is_repeated(ring: Keyring) -> Non
     assert join(ring) == [Send("joiner", Joined("worker", "worker:3"))]
     (refusal,) = join(ring, TWO)
     assert "has been used already" in refusal.message.message
-    assert ring.verdict(TWO) == KeyVerdict()
+    assert ring.state(TWO) == KeyState(TWO, "")
 
 
 def test_unknown_keys_may_come_in_while_tokens_are_remembered(ring: Keyring) -> None:
@@ -134,7 +133,7 @@ def test_a_process_that_asked_about_a_key_hears_of_each_change(ring: Keyring) ->
     assert unknown == [Send("asker", KeyState(ONE, ""))]
     assert join(ring)[2:] == [Send("asker", KeyState(ONE, "worker", "worker:3", True))]
     revoked = ring.handle(KeysRevoked((ONE,), "worker:3", 0.0), 2.0)
-    problem = ring.verdict(ONE).problem
+    problem = ring.state(ONE).problem
     assert "(worker:3) was revoked" in problem
     assert revoked == [
         SaveKeyring(),
@@ -156,7 +155,7 @@ def test_a_revoked_key_stays_revoked_in_the_next_incarnation_and_cannot_join_aga
     ring.handle(KeysRevoked((ONE, STATIC), "worker:3", 0.0), 2.0)
     following = Keyring({STATIC: "submit"})
     following.restore(ring.record(), 0.0)
-    assert following.verdict(ONE).role == following.verdict(STATIC).role == REVOKED
+    assert following.state(ONE).role == following.state(STATIC).role == REVOKED
     following.handle(TokenMade("7", digest_of(SECRET), "worker:3", 60.0), 0.0)
     (refusal,) = join(following)
     assert "is known already" in refusal.message.message
@@ -177,7 +176,7 @@ def test_a_renewed_key_takes_over_and_the_old_one_ends_a_little_later(ring: Keyr
         SaveKeyring(),
         Send("owner", Joined("worker", "worker:3")),
     ]
-    assert ring.verdict(ONE).role == ring.verdict(TWO).role == "worker"
+    assert ring.state(ONE).role == ring.state(TWO).role == "worker"
     assert ring.deadline == 7.0
     (state,) = ring.handle(Ticked(), 7.0)
     assert (state.message.role, state.message.listens) == (REVOKED, True), (
@@ -195,7 +194,7 @@ def test_only_the_current_key_of_a_member_is_renewed_and_by_a_new_one(
     join(ring)
     (reply,) = hear(ring, "owner", old, NewKey(new))
     assert isinstance(reply.message, Refused)
-    assert ring.verdict(ONE).role == "worker"
+    assert ring.state(ONE).role == "worker"
 
 
 def test_the_port_of_a_ps_is_known_by_the_key_that_it_was_opened_with(ring: Keyring) -> None:
@@ -239,7 +238,7 @@ def test_the_oldest_replaced_keys_are_forgotten_but_not_those_that_a_port_shows(
     assert ring.members.keys() == {keys[0], keys[3], keys[4], keys[5]}, (
         "the first one is on the port"
     )
-    assert ring.verdict(keys[2]) == KeyVerdict()
+    assert ring.state(keys[2]) == KeyState(keys[2], "")
     assert effects[0] == SaveKeyring()
     following = Keyring({STATIC: "submit"})
     following.restore(ring.record(), 0.0)

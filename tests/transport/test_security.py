@@ -339,8 +339,6 @@ def test_an_address_off_loopback_needs_keys_on_both_ends(host: str) -> None:
         ({}, {}, PLAIN),
         ({"ZMQDIST_KEYS_DIR": "keys"}, {}, CURVE),
         ({}, {"keys_dir": "keys"}, CURVE),
-        ({"ZMQDIST_KEYS_DIR": "keys"}, {"curve": True}, CURVE),
-        ({"ZMQDIST_KEYS_DIR": "keys"}, {"curve": False}, PLAIN),
         ({"ZMQDIST_KEYS_DIR": "keys"}, {"token_file": "token"}, PLAIN),
         ({"ZMQDIST_KEYS_DIR": "keys"}, {"insecure": True}, CURVE),
         ({"ZMQDIST_TOKEN_FILE": "token"}, {}, PLAIN),
@@ -362,11 +360,6 @@ def test_the_mechanism_follows_from_the_given_secrets(
     options = {name: paths.get(value, value) for name, value in options.items()}
     assert server_security("127.0.0.1", **options).mechanism == mechanism
     assert client_security("127.0.0.1:1", "client", **options).mechanism == mechanism
-
-
-def test_curve_without_keys_is_refused() -> None:
-    with pytest.raises(FailedPreconditionError, match="CURVE is requested, but no keys are given"):
-        server_security("127.0.0.1", curve=True)
 
 
 def test_insecure_warns_at_each_start(caplog: pytest.LogCaptureFixture) -> None:

@@ -89,22 +89,6 @@ def digest_of(secret: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyVerdict:
-    """The rights of a key at this moment.
-
-    Attributes:
-      role: the role of the key; "" for an unknown key, REVOKED for a key that has lost its role.
-      listens: whether a connecting process may trust a port that shows the key.
-      problem: why the key has lost its role; "" for any other key.
-    """
-
-    role: str = ""
-    name: str = ""
-    listens: bool = False
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class MemberKey:
     """A key whose process joined.
 
@@ -251,19 +235,20 @@ class Keyring:
 
     # -- rights of keys ----------------------------------------------------------------------------
 
-    def verdict(self, key: bytes) -> KeyVerdict:
-        """Return the rights of a key at this moment."""
+    def state(self, key: bytes, address: str = "") -> KeyState:
+        """Return the rights of a key at this moment. `address` is where the key's process listens,
+        if the state is the reply to a question about this address."""
         if key in self.revoked:
-            gone = self.revoked[key]
-            return KeyVerdict(REVOKED, gone.name, False, gone.problem)
+            revoked = self.revoked[key]
+            return KeyState(key, REVOKED, revoked.name, False, revoked.problem, address)
         member = self.members.get(key)
-        if member is not None:
-            listens = member.role in LISTENING_ROLES
-            if member.replaced_at is not None and key not in self._expiring:
-                return KeyVerdict(REVOKED, member.name, listens, _REPLACED)
-            return KeyVerdict(member.role, member.name, listens)
-        role = self.static.get(key, "")
-        return KeyVerdict(role, role, role in LISTENING_ROLES)
+        if member is None:
+            role = self.static.get(key, "")
+            return KeyState(key, role, role, role in LISTENING_ROLES, address=address)
+        listens = member.role in LISTENING_ROLES
+        if member.replaced_at is not None and key not in self._expiring:
+            return KeyState(key, REVOKED, member.name, listens, _REPLACED, address)
+        return KeyState(key, member.role, member.name, listens, address=address)
 
     def name_of(self, key: bytes) -> str:
         """Return the name to which a key is bound; "" for a static key, which may take any name of
@@ -313,7 +298,14 @@ class Keyring:
             case KeysRevoked():
                 return self._revoke(event)
             case RenewalAsked(name):
-                return [Send(peer, RenewKey()) for peer in self._renewing(name)]
+                return [
+                    Send(peer, RenewKey())
+                    for peer, questioner in self._questioners.items()
+                    if questioner.renews
+                    and (member := self.members.get(questioner.key)) is not None
+                    and member.replaced_at is None
+                    and name in ("", member.name)
+                ]
             case PeerGone(peer):
                 self._questioners.pop(peer, None)
                 return []
@@ -324,12 +316,11 @@ class Keyring:
 
     def _make(self, made: TokenMade, now: float) -> None:
         if len(self._tokens) >= JOIN_TOKENS_MAX:
-            kept = {
-                n: token
-                for n, token in self._tokens.items()
+            self._tokens = {
+                number: token
+                for number, token in self._tokens.items()
                 if token.until + JOIN_EXPLAINED_S > now
             }
-            self._tokens = kept
         if len(self._tokens) >= JOIN_TOKENS_MAX:
             raise errors.ResourceExhaustedError(
                 f"this dispatcher keeps {JOIN_TOKENS_MAX} join tokens, used or not: wait until "
@@ -349,8 +340,17 @@ class Keyring:
         )
         if token is None or not right:
             self.wrong += 1
-            text = "this dispatcher does not know the join token, or it was withdrawn: ask for a new ticket"
-            return [Send(peer, Refused(errors.UNAUTHENTICATED, text, final=True))]
+            return [
+                Send(
+                    peer,
+                    Refused(
+                        errors.UNAUTHENTICATED,
+                        "this dispatcher does not know the join token, or it was withdrawn: ask "
+                        "for a new ticket",
+                        final=True,
+                    ),
+                )
+            ]
         problem = self._problem(token, join.name, key, now)
         if problem is not None:
             self.wrong += 1
@@ -367,38 +367,56 @@ class Keyring:
         """Return why a token whose secret is right does not admit this key; None if the token
         admits it."""
         if name != token.name:
-            text = f"the join token is for {token.name}, and this process wants to join as {name[:100]!r}: use a ticket for this name"
-            return Refused(errors.PERMISSION_DENIED, text, final=True)
-        if token.key == key and self.verdict(key).role == role_of(name):
+            return Refused(
+                errors.PERMISSION_DENIED,
+                f"the join token is for {token.name}, and this process wants to join as "
+                f"{name[:100]!r}: use a ticket for this name",
+                final=True,
+            )
+        if token.key == key and self.state(key).role == role_of(name):
             return None
         if token.key:
-            text = f"the join token for {name} has been used already: each token admits one process, so ask for a new ticket"
-            return Refused(errors.UNAUTHENTICATED, text, final=True)
+            return Refused(
+                errors.UNAUTHENTICATED,
+                f"the join token for {name} has been used already: each token admits one process, "
+                f"so ask for a new ticket",
+                final=True,
+            )
         if token.until <= now:
-            text = f"the join token for {name} expired {now - token.until:.0f} s ago: ask for a new ticket, perhaps with a longer --valid-s"
-            return Refused(errors.UNAUTHENTICATED, text, final=True)
-        if self.verdict(key) != KeyVerdict():
-            text = f"the key of this process is known already: a process that joins as {name} must make a new key pair"
-            return Refused(errors.ALREADY_EXISTS, text, final=True)
+            return Refused(
+                errors.UNAUTHENTICATED,
+                f"the join token for {name} expired {now - token.until:.0f} s ago: ask for a new "
+                f"ticket, perhaps with a longer --valid-s",
+                final=True,
+            )
+        if self.state(key).role:
+            return Refused(
+                errors.ALREADY_EXISTS,
+                f"the key of this process is known already: a process that joins as {name} must "
+                f"make a new key pair",
+                final=True,
+            )
         return self._full()
 
     def _full(self) -> Refused | None:
         if len(self.members) + len(self.revoked) < MEMBER_KEYS_MAX:
             return None
-        text = f"this dispatcher keeps {MEMBER_KEYS_MAX} keys and takes no more: start it anew with an empty work_dir"
-        return Refused(errors.RESOURCE_EXHAUSTED, text, final=True)
+        return Refused(
+            errors.RESOURCE_EXHAUSTED,
+            f"this dispatcher keeps {MEMBER_KEYS_MAX} keys and takes no more: start it anew with "
+            f"an empty work_dir",
+            final=True,
+        )
 
     def _admit(
         self, key: bytes, member: MemberKey, now: float, replies: list[Send]
     ) -> list[KeyringEffect]:
         """Add a member's key. It replaces the other current keys of the member's name, because a
         name has one current key (P5)."""
-        others = [
-            k for k, m in self.members.items() if m.name == member.name and m.replaced_at is None
-        ]
-        for other in others:
-            self.members[other] = replace(self.members[other], replaced_at=now)
-            self._expiring[other] = now + self._renewal_s
+        for other, older in list(self.members.items()):
+            if older.name == member.name and older.replaced_at is None:
+                self.members[other] = replace(older, replaced_at=now)
+                self._expiring[other] = now + self._renewal_s
         self.members[key] = member
         forgotten = self._forget()
         return [
@@ -440,7 +458,7 @@ class Keyring:
             return [Send(peer, self._at(question.address))]
         if len(question.key) == KEY_BYTES:
             questioner.keys.add(question.key)
-        return [Send(peer, self._state(question.key))]
+        return [Send(peer, self.state(question.key))]
 
     def _renew(
         self, peer: Peer, old: bytes, new: bytes, now: float, clock_s: float
@@ -450,13 +468,20 @@ class Keyring:
             if (
                 member is not None
                 and old not in self.revoked
-                and self.verdict(new).name == member.name
+                and self.state(new).name == member.name
             ):
                 # the process sends the same NewKey again, because the first reply was lost
                 return [Send(peer, Joined(member.role, member.name))]
-            text = "only a process that joined can replace its key, and only its current one"
-            return [Send(peer, Refused(errors.FAILED_PRECONDITION, text))]
-        if len(new) != KEY_BYTES or self.verdict(new) != KeyVerdict():
+            return [
+                Send(
+                    peer,
+                    Refused(
+                        errors.FAILED_PRECONDITION,
+                        "only a process that joined can replace its key, and only its current one",
+                    ),
+                )
+            ]
+        if len(new) != KEY_BYTES or self.state(new).role:
             return [
                 Send(
                     peer,
@@ -498,21 +523,17 @@ class Keyring:
 
     # -- states of keys ----------------------------------------------------------------------------
 
-    def _state(self, key: bytes, address: str = "") -> KeyState:
-        verdict = self.verdict(key)
-        return KeyState(key, verdict.role, verdict.name, verdict.listens, verdict.problem, address)
-
     def _at(self, address: str) -> KeyState:
         """Return the state of the current key of the member that listens at an address. If no
         member does, return the state of an empty key, which stands for the key in `server.pub`.
         """
         for key, member in self.members.items():
             if member.address == address and member.replaced_at is None:
-                return self._state(member.shown or key, address)
+                return self.state(member.shown or key, address)
         return KeyState(b"", "", address=address)
 
     def _changed(self, key: bytes) -> list[Send]:
-        state = self._state(key)
+        state = self.state(key)
         return [
             Send(peer, state)
             for peer, questioner in self._questioners.items()
@@ -528,19 +549,6 @@ class Keyring:
             for peer, questioner in self._questioners.items()
             if address in questioner.addresses
         ]
-
-    def _renewing(self, name: str) -> list[Peer]:
-        found = []
-        for peer, questioner in self._questioners.items():
-            member = self.members.get(questioner.key)
-            if (
-                questioner.renews
-                and member is not None
-                and member.replaced_at is None
-                and name in ("", member.name)
-            ):
-                found.append(peer)
-        return found
 
     # -- restart -----------------------------------------------------------------------------------
 

@@ -43,9 +43,8 @@ import zmq
 from zmq.utils import z85
 
 from zmqdist.errors import AlreadyExistsError, FailedPreconditionError
+from zmqdist.transport.credentials import TOKEN_FILE_VARIABLE
 
-TOKEN_FILE_VARIABLE: Final = "ZMQDIST_TOKEN_FILE"
-KEYS_DIR_VARIABLE: Final = "ZMQDIST_KEYS_DIR"
 TOKEN_BYTES_MIN: Final = 32
 TOKEN_BYTES_MAX: Final = 255
 """Bytes. ZeroMQ does not accept a longer password."""
@@ -280,14 +279,19 @@ def write_public(folder: Path, server_key: bytes) -> None:
 
 def write_role(folder: Path, role: str, pair: KeyPair) -> None:
     """Write the key pair of a role; an older file is replaced in one step. Raises OSError."""
-    text = f"# CURVE key pair: {role}. Keep it secret.\npublic {pair.public.decode()}\nsecret {pair.secret.decode()}\n"
-    _write(folder / f"{role}.key", text)
+    _write(
+        folder / f"{role}.key",
+        f"# CURVE key pair: {role}. Keep it secret.\n"
+        f"public {pair.public.decode()}\nsecret {pair.secret.decode()}\n",
+    )
 
 
 def write_joined(folder: Path, membership: JoinedFolder) -> None:
     """Write the file that marks the folder of a process that joined. Raises OSError."""
-    text = f"name {membership.name}\nrole {membership.role}\ndispatcher {membership.dispatcher}\n"
-    _write(folder / JOINED, text)
+    _write(
+        folder / JOINED,
+        f"name {membership.name}\nrole {membership.role}\ndispatcher {membership.dispatcher}\n",
+    )
 
 
 def load_joined(folder: str | Path) -> JoinedFolder | None:

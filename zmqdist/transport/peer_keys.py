@@ -37,7 +37,7 @@ from zmqdist.limits import HANDSHAKE_S, VOUCHING_S
 from zmqdist.messages import AskKey, Joined, KeyState, Message, NewKey, Refused, RenewKey
 from zmqdist.transport import keys
 from zmqdist.transport.dealer import DealerConnection
-from zmqdist.transport.keyring_machine import LISTENING_ROLES, REVOKED, KeyVerdict
+from zmqdist.transport.keyring_machine import LISTENING_ROLES, REVOKED
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.security import CURVE, ClientSecurity, KeyWatcher
 from zmqdist.wire.hello import our_hello
@@ -102,14 +102,14 @@ class Voucher:
                 link, self._link = self._link, None
                 in_background("zmqdist-voucher-stop", link.loop.stop)
 
-    def judge(self, key: bytes) -> KeyVerdict:
+    def judge(self, key: bytes) -> KeyState:
         """Return the rights of a key, as far as this process knows them."""
         link = self._link
         state = None if link is None else link.keys.get(key)
         if state is not None and state.role:
-            return KeyVerdict(state.role, state.name, state.listens, state.problem)
+            return state
         role = self._static.get(key, "")
-        return KeyVerdict(role, role, role in LISTENING_ROLES)
+        return KeyState(key, role, role, role in LISTENING_ROLES)
 
     def ask(self, key: bytes, answer: Callable[[], object]) -> None:
         """Call `answer` when the dispatcher has replied about a key, or has not replied in time;
@@ -262,7 +262,7 @@ class _Link:
         now = self.loop.now()
         for question, waiting in list(self._waiting.items()):
             late = [answer for until, answer in waiting if until <= now]
-            left = [each for each in waiting if each[0] > now]
+            left = [(until, answer) for until, answer in waiting if until > now]
             if left:
                 self._waiting[question] = left
             else:

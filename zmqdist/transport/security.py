@@ -31,7 +31,7 @@ Rules
 
     Keys come from an argument or ZMQDIST_KEYS_DIR, a token file from an argument or
     ZMQDIST_TOKEN_FILE. If an argument names a token file and only the environment names keys, the
-    token is used. `curve=True` insists on keys, `curve=False` ignores them.
+    token is used.
 
 Which peers may connect, and in which role, is decided by ZeroMQ's authentication protocol (ZAP, RFC
 27).
@@ -81,18 +81,21 @@ from zmqdist.addresses import is_ipv6, is_loopback
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, UnauthenticatedError
 from zmqdist.limits import MESSAGES_PER_WAKE_MAX, PEERS_MAX
 from zmqdist.transport import keys
+from zmqdist.transport.credentials import KEYS_DIR_VARIABLE
 from zmqdist.transport.endpoint import split
 from zmqdist.transport.keyring_machine import (
     JOINING,
     KEY_BYTES,
     LISTENING_ROLES,
     REVOKED,
-    KeyVerdict,
+    KeyState,
 )
-from zmqdist.transport.keys import KEYS_DIR_VARIABLE, ROLES
+from zmqdist.transport.keys import ROLES
 
 if TYPE_CHECKING:
+    from zmqdist.messages import KeyState
     from zmqdist.transport.loop import Loop
+    from zmqdist.transport.peer_keys import Voucher
 
 log = logging.getLogger("zmqdist.transport")
 
@@ -161,7 +164,7 @@ class Policy:
 
     token: bytes = field(default=b"", repr=False)
     roles: Mapping[bytes, str] = field(default_factory=dict)
-    judge: Callable[[bytes], KeyVerdict] | None = None
+    judge: Callable[[bytes], KeyState] | None = None
     ask: Callable[[bytes, Callable[[], object]], object] | None = None
 
     def role(self, key: bytes) -> str:
@@ -317,7 +320,7 @@ before it replaces a lost connection. ZeroMQ's value -1 means "never", but with 
 discards messages that had arrived and were not read before the connection ended.
 """
 
-VoucherOf: TypeAlias = "Callable[[str | Path, str], Vouching | None]"
+VoucherOf: TypeAlias = "Callable[[str | Path, str], Voucher | None]"
 
 _LISTEN: Final = "0A"
 READ_BYTES: Final = 256
@@ -333,20 +336,6 @@ class KeyWatcher(Protocol):
         """End the connections to peers with this key. Any thread may call this."""
 
 
-class Vouching(Protocol):
-    """The protocol by which a socket asks a dispatcher about keys. peer_keys.py implements it."""
-
-    def attach(self, watcher: KeyWatcher) -> None: ...
-
-    def detach(self, watcher: KeyWatcher) -> None: ...
-
-    def judge(self, key: bytes) -> KeyVerdict: ...
-
-    def ask(self, key: bytes, answer: Callable[[], object]) -> None: ...
-
-    def expected(self, address: str, peer: bytes) -> bytes | None: ...
-
-
 @dataclass(frozen=True)
 class ServerSecurity:
     """The mechanism and the secrets with which a server checks each peer. `server_security` makes
@@ -355,7 +344,7 @@ class ServerSecurity:
     mechanism: str
     policy: Policy = field(default_factory=Policy)
     key: keys.KeyPair | None = None
-    voucher: Vouching | None = None
+    voucher: Voucher | None = None
 
     @property
     def public(self) -> bytes:
@@ -423,7 +412,7 @@ class ClientSecurity:
     server_key: bytes = b""
     folder: str = ""
     peer: bytes = b""
-    voucher: Vouching | None = None
+    voucher: Voucher | None = None
 
     def apply(self, socket: zmq.Socket[bytes], address: str) -> None:
         """Set the options of a DEALER, and switch off ZeroMQ's own reconnecting. Call it before the
@@ -486,7 +475,6 @@ def server_security(
     host: str,
     *,
     role: str = SERVER,
-    curve: bool | None = None,
     keys_dir: str | Path | None = None,
     token_file: str | Path | None = None,
     insecure: bool = False,
@@ -498,17 +486,16 @@ def server_security(
     Args:
       role: the kind of process that listens: "server", or the role of a worker or a program. With
         CURVE the socket shows the key of this role.
-      curve: True insists on keys, False ignores them, None uses them if they are given.
       insecure: if there are no keys, let every peer connect as admin, unencrypted, and log a
         warning.
-      vouched: a function that returns the Vouching for a key folder and a role, or None if no
+      vouched: a function that returns the Voucher for a key folder and a role, or None if no
         dispatcher vouches for keys.
 
     Raises:
       FailedPreconditionError: there are no keys for an address that other hosts can reach, or the
         secrets cannot be read.
     """
-    folder = _keys_folder(curve, keys_dir, token_file)
+    folder = _keys_folder(keys_dir, token_file)
     if folder is not None:
         joined = keys.load_joined(folder)
         pair = keys.load_role(folder, role if joined is None else joined.role)
@@ -534,7 +521,6 @@ def client_security(
     role: str,
     *,
     peer: bytes = b"",
-    curve: bool | None = None,
     keys_dir: str | Path | None = None,
     token_file: str | Path | None = None,
     insecure: bool = False,
@@ -545,7 +531,6 @@ def client_security(
 
     Args:
       peer: the public key that came with the address of a worker or a program; empty for a server.
-      curve: as in `server_security`.
       insecure: if there are no keys, connect without a secret. Only a server that was started with
         `insecure` accepts this.
 
@@ -558,7 +543,7 @@ def client_security(
     if role not in ROLES:
         raise InvalidArgumentError(f"{role!r} is not a role: {', '.join(ROLES)}")
     host, _ = split(address)
-    folder = _keys_folder(curve, keys_dir, token_file)
+    folder = _keys_folder(keys_dir, token_file)
     if folder is not None:
         return _curve_client(
             address, role, folder, peer, None if vouched is None else vouched(folder, role)
@@ -572,7 +557,7 @@ def client_security(
 
 
 def _curve_client(
-    address: str, role: str, folder: str | Path, peer: bytes, voucher: Vouching | None
+    address: str, role: str, folder: str | Path, peer: bytes, voucher: Voucher | None
 ) -> ClientSecurity:
     joined = keys.load_joined(folder)
     role = role if joined is None else joined.role
@@ -581,9 +566,14 @@ def _curve_client(
     # use.
     source = f"key {pair.public.decode()}, read from {Path(folder, role)}.key"
     if voucher is not None:
-        kept = pair if joined is None else None
         return ClientSecurity(
-            CURVE, role, source, key=kept, folder=str(folder), peer=peer, voucher=voucher
+            CURVE,
+            role,
+            source,
+            key=pair if joined is None else None,
+            folder=str(folder),
+            peer=peer,
+            voucher=voucher,
         )
     return ClientSecurity(
         CURVE, role, source, key=pair, server_key=_expected_key(address, folder, peer)
@@ -603,19 +593,8 @@ def _expected_key(address: str, folder: str | Path, peer: bytes) -> bytes:
     return keys.encode_public(peer).encode()
 
 
-def _keys_folder(
-    curve: bool | None, keys_dir: str | Path | None, token_file: str | Path | None
-) -> str | Path | None:
-    if curve is False:
-        return None
-    folder = keys_dir or (None if token_file and not curve else os.environ.get(KEYS_DIR_VARIABLE))
-    if curve and not folder:
-        raise FailedPreconditionError(
-            f"CURVE is requested, but no keys are given: make some with `zmqdist keygen DIR` and "
-            f"name the folder, "
-            f"by {KEYS_DIR_VARIABLE} for instance",
-        )
-    return folder or None
+def _keys_folder(keys_dir: str | Path | None, token_file: str | Path | None) -> str | Path | None:
+    return keys_dir or (None if token_file else os.environ.get(KEYS_DIR_VARIABLE)) or None
 
 
 def _needs_keys(host: str) -> FailedPreconditionError:

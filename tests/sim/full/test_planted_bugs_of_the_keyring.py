@@ -20,7 +20,6 @@ from zmqdist.transport.keyring_machine import (
     KeyHeard,
     Keyring,
     KeysRevoked,
-    KeyVerdict,
     SaveKeyring,
     TokenMade,
 )
@@ -106,16 +105,16 @@ def forgets(which: Any) -> Plant:
     def alter(self: Keyring, event: Any, made: list[Any]) -> list[Any]:
         shown = {each.shown for each in self.members.values() if each.replaced_at is None}
         for key in [key for key, each in self.members.items() if each.replaced_at is not None]:
-            if which(self.verdict(key).role, key in shown):
+            if which(self.state(key).role, key in shown):
                 del self.members[key]
         return made
 
     return effects(Keyring, alter)
 
 
-def revoked_members_only(former: Any, self: Keyring, key: bytes) -> KeyVerdict:
+def revoked_members_only(former: Any, self: Keyring, key: bytes, address: str = "") -> KeyState:
     role = self.static.get(key, "")
-    return KeyVerdict(role, role, bool(role)) if role else former(self, key)
+    return KeyState(key, role, role, bool(role)) if role else former(self, key, address)
 
 
 BUGS: list[tuple[str, Plant, str]] = [
@@ -145,7 +144,7 @@ BUGS: list[tuple[str, Plant, str]] = [
         "P",
     ),
     ("a revoked key goes on", without(Keyring, CutKey), "P7"),
-    ("a static key cannot be revoked", around(Keyring, "verdict", revoked_members_only), "P"),
+    ("a static key cannot be revoked", around(Keyring, "state", revoked_members_only), "P"),
     ("changes are told to no process", silent(lambda state: not state.address), "P3"),
     ("a moved address is told to no process", silent(lambda state: state.address), "P3"),
     ("two keys of one name are current", around(Keyring, "handle", both_are_current), "P5"),

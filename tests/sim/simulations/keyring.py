@@ -13,6 +13,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from zmqdist.events import Heard, PeerGone, Send, Ticked
 from zmqdist.messages import AskKey, Join, Joined, KeyState, NewKey, Refused, RenewKey
 from zmqdist.transport.keyring_machine import (
@@ -23,7 +25,6 @@ from zmqdist.transport.keyring_machine import (
     KeyringEffect,
     KeyringEvent,
     KeysRevoked,
-    KeyVerdict,
     MemberKey,
     RenewalAsked,
     SaveKeyring,
@@ -160,7 +161,7 @@ class KeyringSim:
         owners = [key for key in self.names if self.ring.name_of(key)]
         if owners:
             old, new = self.random.choice(owners), self._key()
-            before = self.ring.verdict(old)
+            before = self.ring.state(old)
             if self._message(Asker(-1, old), NewKey(new)):
                 self.promise(
                     before.role not in ("", REVOKED), "P1: a key without a role was renewed"
@@ -245,7 +246,7 @@ class KeyringSim:
                 return True
             case Send(Asker() as asker, RenewKey()):
                 self.promise(
-                    self.ring.verdict(asker.key).role not in ("", REVOKED),
+                    self.ring.state(asker.key).role not in ("", REVOKED),
                     "P7: a key without a role is renewed",
                 )
             case Send(_, Refused()):
@@ -287,13 +288,10 @@ class KeyringSim:
 
     def _check(self) -> None:
         for key in self.withdrawn:
-            self.promise(
-                self.ring.verdict(key).role == REVOKED, "P2: a revoked key has a role again"
-            )
+            self.promise(self.ring.state(key).role == REVOKED, "P2: a revoked key has a role again")
         for asker in self.askers:
             for key, heard in asker.keys.items():
-                verdict = self.ring.verdict(key)
-                same = KeyVerdict(heard.role, heard.name, heard.listens, heard.problem) == verdict
+                same = replace(heard, address="") == self.ring.state(key)
                 self.promise(same, f"P3: {asker.number} was not told of a change")
             for address, heard in asker.addresses.items():
                 members = [
@@ -307,13 +305,12 @@ class KeyringSim:
                     f"P3: {asker.number} does not know which key listens at {address}",
                 )
         for key, name in self.names.items():
-            verdict = self.ring.verdict(key)
-            self.promise(verdict.name == name, "P4: an admitted key was forgotten")
+            self.promise(self.ring.state(key).name == name, "P4: an admitted key was forgotten")
         for name in NAMES:
             current = [
                 m
                 for k, m in self.ring.members.items()
-                if m.name == name and self.ring.verdict(k).role != REVOKED
+                if m.name == name and self.ring.state(k).role != REVOKED
             ]
             self.promise(
                 sum(m.replaced_at is None for m in current) <= 1, "P5: two current keys of one name"

@@ -23,7 +23,7 @@ from zmqdist.observe.status import plural, printable, slot_deaths
 from zmqdist.rpc import ZmqClient, internal_client
 from zmqdist.rpc.methods import ECHO, SERVER_INFO, ServerInfo, decode_server_info
 from zmqdist.transport import keys, port_probe
-from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.credentials import KEYS_DIR_VARIABLE, Credentials
 from zmqdist.transport.endpoint import split
 from zmqdist.transport.port_probe import PortOwner, ProbeResult
 
@@ -337,7 +337,7 @@ def client_of(address: str, credentials: Credentials, key: bytes = b"") -> ZmqCl
 def listening_keys(credentials: Credentials) -> list[bytes]:
     """Return the public keys of workers in the file `authorized` of this process's key folder; []
     if this file cannot be read."""
-    folder = credentials.keys_dir or os.environ.get(keys.KEYS_DIR_VARIABLE)
+    folder = credentials.keys_dir or os.environ.get(KEYS_DIR_VARIABLE)
     try:
         authorized = keys.load_authorized(folder) if folder else {}
     except errors.FailedPreconditionError:

@@ -11,7 +11,7 @@ from pathlib import Path
 from zmqdist.errors import FailedPreconditionError
 from zmqdist.observe.doctor.findings import Finding, ok, problem, warning
 from zmqdist.transport import keys
-from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.credentials import KEYS_DIR_VARIABLE, TOKEN_FILE_VARIABLE, Credentials
 from zmqdist.transport.keys import ROLES
 
 _TOKEN_ADVICE = "a token is one line in a file of mode 0600, in a folder of mode 0700; remove a bad one, and the next start makes another"
@@ -32,7 +32,7 @@ def examine(credentials: Credentials) -> list[Finding]:
             )
         ]
     folder = credentials.keys_dir or (
-        None if credentials.token_file else os.environ.get(keys.KEYS_DIR_VARIABLE)
+        None if credentials.token_file else os.environ.get(KEYS_DIR_VARIABLE)
     )
     return key_folder(Path(folder)) if folder else [user_token(credentials.token_file)]
 
@@ -42,7 +42,7 @@ def user_token(path: str | None) -> Finding:
     function does not create the token."""
     try:
         own = keys.default_path()
-        if not path and not os.environ.get(keys.TOKEN_FILE_VARIABLE) and not own.exists():
+        if not path and not os.environ.get(TOKEN_FILE_VARIABLE) and not own.exists():
             return ok("token", f"{own} does not exist yet; the first start makes it")
         _, used = keys.user_token(path)
     except FailedPreconditionError as error:

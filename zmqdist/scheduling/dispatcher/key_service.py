@@ -27,7 +27,7 @@ from zmqdist import clock as time
 from zmqdist import errors
 from zmqdist.events import Heard, PeerGone, Send, Ticked
 from zmqdist.limits import HANDSHAKE_S, JOIN_VALID_S, JOINING_MAX
-from zmqdist.messages import AskKey, Join, Message, NewKey, Register
+from zmqdist.messages import AskKey, Join, KeyState, Message, NewKey, Register
 from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.transport import keys
 from zmqdist.transport.endpoint import split
@@ -39,7 +39,6 @@ from zmqdist.transport.keyring_machine import (
     Keyring,
     KeyringEvent,
     KeysRevoked,
-    KeyVerdict,
     RenewalAsked,
     SaveKeyring,
     TokenMade,
@@ -178,17 +177,17 @@ class KeyService:
 
     # -- connections -------------------------------------------------------------------------------
 
-    def _judge(self, key: bytes) -> KeyVerdict:
-        verdict = self._keyring.verdict(key)
+    def _judge(self, key: bytes) -> KeyState:
+        state = self._keyring.state(key)
         now = self._loop.now()
-        if verdict.role or not self._keyring.joinable(now):
-            return verdict
+        if state.role or not self._keyring.joinable(now):
+            return state
         while self._joining and self._joining[0] + HANDSHAKE_S <= now:
             self._joining.popleft()
         if len(self._joining) >= JOINING_MAX:
-            return verdict
+            return state
         self._joining.append(now)
-        return KeyVerdict(JOINING)
+        return KeyState(key, JOINING)
 
     def _handle_join(self, peer: Peer, message: Join, _frames: list[memoryview]) -> None:
         """Handle the first Join of a connection, and close the connection after the reply. Ignore
