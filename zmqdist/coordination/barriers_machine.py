@@ -195,8 +195,13 @@ class Barriers:
         barrier = self._barriers.get(name)
         if barrier is None:
             if not self._make_room():
-                text = f"tasks wait at {self._names_max} barriers already: no room for {name!r}"
-                return [Fail(ticket, RESOURCE_EXHAUSTED, text)]
+                return [
+                    Fail(
+                        ticket,
+                        RESOURCE_EXHAUSTED,
+                        f"tasks wait at {self._names_max} barriers already: no room for {name!r}",
+                    )
+                ]
             barrier = self._barriers[name] = _Barrier(name, title or f"barrier {name!r}")
         current = barrier.round
         late = barrier.late.get(task)
@@ -351,9 +356,9 @@ class Barriers:
         if earlier is not None:  # the second call of a task replaces its first call (P2)
             del self._by_ticket[earlier]
             text = f"{task_name(task)} called {barrier.title} again while this call waited"
-            effects.append(
+            effects = [
                 ReplyValue(earlier, RoundOutcome(CANCELLED, text, (current.counter or 0) - 1))
-            )
+            ]
         current.arrived[task] = ticket
         self._by_ticket[ticket] = barrier, task
         if self._earliest_deadline or current.due == inf:  # otherwise the first deadline holds (P4)
@@ -372,22 +377,21 @@ class Barriers:
         """Return None if this call fits the current round, otherwise the (code, text) with which
         the round must fail for all tasks."""
         if counter is not None and counter != current.counter:
-            text = (
+            return self._code_out_of_step, (
                 f"{task_name(task)} came to round {counter} of {barrier.title}, the others to "
-                f"round {current.counter}: "
-                "was the task restarted?"
+                f"round {current.counter}: was the task restarted?"
             )
-            return self._code_out_of_step, text
         if task not in current.tasks:
-            text = f"{task_name(task)} called {barrier.title}, which is for {task_names(sorted(current.tasks))}"
-            return INVALID_ARGUMENT, text
+            return INVALID_ARGUMENT, (
+                f"{task_name(task)} called {barrier.title}, which is for "
+                f"{task_names(sorted(current.tasks))}"
+            )
         if tasks != current.tasks:
-            text = (
+            return INVALID_ARGUMENT, (
                 f"{task_name(current.first)} called {barrier.title} for "
                 f"{task_names(sorted(current.tasks))}, "
                 f"{task_name(task)} for {task_names(sorted(tasks))}"
             )
-            return INVALID_ARGUMENT, text
         return None
 
     @staticmethod
@@ -409,8 +413,10 @@ class Barriers:
         )
 
     def _out_of_step(self, barrier: _Barrier, counter: int, task: Task) -> str:
-        last = barrier.counter
-        return f"{task_name(task)} came to round {counter} of {barrier.title}, but its last round was {last}: was the task restarted?"
+        return (
+            f"{task_name(task)} came to round {counter} of {barrier.title}, but its last round was "
+            f"{barrier.counter}: was the task restarted?"
+        )
 
     def _past(self, barrier: _Barrier, counter: int, task: Task) -> RoundOutcome:
         """Return the outcome of the last round if the call names that round. If it names a later
@@ -420,8 +426,12 @@ class Barriers:
             text = self._out_of_step(barrier, counter, task)
             return RoundOutcome(self._code_out_of_step, text, barrier.counter)
         if task not in barrier.tasks:
-            text = f"{task_name(task)} called {barrier.title}, which was for {task_names(sorted(barrier.tasks))}"
-            return RoundOutcome(INVALID_ARGUMENT, text, counter)
+            return RoundOutcome(
+                INVALID_ARGUMENT,
+                f"{task_name(task)} called {barrier.title}, which was for "
+                f"{task_names(sorted(barrier.tasks))}",
+                counter,
+            )
         return RoundOutcome(barrier.code, barrier.message, counter)
 
     def _end(self, barrier: _Barrier, code: int, message: str) -> list[Effect]:

@@ -296,9 +296,12 @@ class KeeperLink:
             self.closed = True
         try:
             if notify and self._was_up:
-                due = time.monotonic() + LEAVE_S
                 internal_client.start(
-                    self._registration_client, PREFIX + "leave", self.identity, False, due=due
+                    self._registration_client,
+                    PREFIX + "leave",
+                    self.identity,
+                    False,
+                    due=time.monotonic() + LEAVE_S,
                 ).is_ok()
         finally:
             self._join()
@@ -362,8 +365,10 @@ class KeeperLink:
                     self._start_thread()
 
     def _keeper_gone(self) -> UnavailableError:
-        text = f"{self.keeper} has gone; its barriers and keys are lost, and it can be used again when it is back"
-        return UnavailableError(text)
+        return UnavailableError(
+            f"{self.keeper} has gone; its barriers and keys are lost, and it can be used again "
+            f"when it is back"
+        )
 
     def _ended_error(self) -> FailedPreconditionError:
         return FailedPreconditionError(
@@ -451,9 +456,8 @@ class KeeperLink:
         if self.callbacks:
             self._error_queue.put((task, error))
             if self._callback_thread is None:
-                name = f"zmqdist-on-error-{self.name}"
                 self._callback_thread = threading.Thread(
-                    target=self._run_callbacks, name=name, daemon=True
+                    target=self._run_callbacks, name=f"zmqdist-on-error-{self.name}", daemon=True
                 )
                 self._callback_thread.start()
 
@@ -610,10 +614,9 @@ class CoordinationClient:
         self._link.ready(due)
         left_s = _left(due)
         wait = LoggedWait("for all tasks", "zmqdist.all") if due == inf else None
-        all_devices = self._link.request(
-            "wait_for_all", identity, list(devices), left_s, due=due, wait=wait
+        return list(
+            self._link.request("wait_for_all", identity, list(devices), left_s, due=due, wait=wait)
         )
-        return list(all_devices)
 
     def alive_tasks(self, tasks: Iterable[TaskName] | None = None) -> list[str]:
         """Return the names of the tasks in `tasks` that are alive. None means all tasks of the
@@ -798,11 +801,10 @@ class KeyValues:
         due = _due(timeout)
         if self._link.identity is not None:
             self._link.ready(due)
-        left_s = _left(due)
         return self._link.request(
             "kv_get",
             key,
-            left_s,
+            _left(due),
             due=due,
             wait=LoggedWait(f"for key {key!r}") if due == inf else None,
         )

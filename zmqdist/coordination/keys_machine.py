@@ -144,8 +144,14 @@ class Keys:
         path = normal(key)
         before = self._values.get(path, (0, 0))[0]
         if type(before) is not int:
-            text = f"key {path!r} has a value of type {type(before).__name__}, not a whole number to add to"
-            return [Fail(ticket, FAILED_PRECONDITION, text)]
+            return [
+                Fail(
+                    ticket,
+                    FAILED_PRECONDITION,
+                    f"key {path!r} has a value of type {type(before).__name__}, not a whole number "
+                    f"to add to",
+                )
+            ]
         total = before + by
         effects = self.put(ticket, key, total, nbytes, overwrite=True)
         return [

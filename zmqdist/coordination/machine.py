@@ -159,23 +159,6 @@ class _Record:
 
 
 @dataclass(frozen=True, slots=True)
-class _Leaving:
-    """A ticket of the barrier SHUTDOWN. It stands for the request of a task that waits to shut down
-    together with the other tasks."""
-
-    ticket: Ticket
-    task: Task
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A ticket of the barrier ALL_TASKS. It stands for the request of a task that has called
-    `wait_for_all`."""
-
-    ticket: Ticket
-
-
-@dataclass(frozen=True, slots=True)
 class _Poll:
     ticket: Ticket
     after: int
@@ -197,6 +180,8 @@ class Coordination:
         self._open = tasks is None
         self._records = {task: _Record(task) for task in tasks or ()}
         self._barriers = Barriers()
+        self._own_waits: dict[Ticket, tuple[str, Task]] = {}
+        """The barrier, SHUTDOWN or ALL_TASKS, and the task of each request that waits there."""
         self._errors: list[TaskError] = []
         self._errors_count = 0
         self._polls: dict[Task, _Poll] = {}
@@ -232,9 +217,7 @@ class Coordination:
             return [ReplyValue(ticket, TaskWelcome(self._errors_count))]
         effects: list[Effect] = []
         if record.state == UP and task[0] in self._config.recoverable_jobs:
-            effects = self._fail(
-                record, UNAVAILABLE, f"{task_name(task)} is lost: it was restarted", now
-            )
+            effects = self._lose(record, "it was restarted", now)
         elif record.state == UP:
             text = f"{task_name(task)} registered again as another incarnation, without a reset: it was restarted, or runs twice"
             return [*self._fail(record, ABORTED, text, now), Fail(ticket, ABORTED, text)]
@@ -283,8 +266,7 @@ class Coordination:
         The reply is a list of the TaskErrors with numbers above `after`, as soon as there are any.
         At `until` it is an empty list.
         """
-        problem = self._problem(task, incarnation, now)
-        if problem is not None:
+        if problem := self._problem(task, incarnation, now):
             return [Fail(ticket, *problem)]
         record = self._records[task]
         if record.state == UP:
@@ -313,10 +295,7 @@ class Coordination:
 
     def is_away(self, task: Task, incarnation: int) -> bool:
         """Return whether this incarnation is disconnected but still within its grace."""
-        record = self._records.get(task)
-        return (
-            self.is_registered(task, incarnation) and record is not None and record.away_until < inf
-        )
+        return self.is_registered(task, incarnation) and self._records[task].away_until < inf
 
     def is_registered(self, task: Task, incarnation: int) -> bool:
         """Return whether this incarnation of the task is registered, and not in error."""
@@ -332,7 +311,7 @@ class Coordination:
         record = self._records.get(task)
         if record is None or record.state != UP or record.incarnation != incarnation:
             return []
-        return self._fail(record, UNAVAILABLE, f"{task_name(task)} is lost: {why}", now)
+        return self._lose(record, why, now)
 
     def reported(
         self, ticket: Ticket, task: Task, incarnation: int, code: int, message: str, now: float
@@ -343,8 +322,12 @@ class Coordination:
             problem = FAILED_PRECONDITION, f"{task_name(task)} has disconnected"
         if problem is not None:
             return [Fail(ticket, *problem)]
-        text = f"{task_name(task)} reported an error: {message}"
-        return [*self._fail(self._records[task], code, text, now), ReplyValue(ticket)]
+        return [
+            *self._fail(
+                self._records[task], code, f"{task_name(task)} reported an error: {message}", now
+            ),
+            ReplyValue(ticket),
+        ]
 
     def reset(self, ticket: Ticket, task: Task, now: float) -> list[Effect]:
         """Forget the error of a task. The task may then register again, with the same incarnation
@@ -369,9 +352,9 @@ class Coordination:
         )
         counter = self._barriers.next_counter(SHUTDOWN)
         due = now + self._config.shutdown_timeout_s
-        place = _Leaving(ticket, task)
+        self._own_waits[ticket] = SHUTDOWN, task
         return self._to_callers(
-            self._barriers.arrived(place, SHUTDOWN, counter, task, wanted, due), now
+            self._barriers.arrived(ticket, SHUTDOWN, counter, task, wanted, due), now
         )
 
     # -- barriers, and requests about other tasks --------------------------------------------------
@@ -399,8 +382,13 @@ class Coordination:
         ):
             return [Fail(ticket, *problem)]
         if tasks is None and self._open:
-            text = f"barrier {name!r}: name its tasks, because this cluster has no list of them"
-            return [Fail(ticket, INVALID_ARGUMENT, text)]
+            return [
+                Fail(
+                    ticket,
+                    INVALID_ARGUMENT,
+                    f"barrier {name!r}: name its tasks, because this cluster has no list of them",
+                )
+            ]
         wanted = frozenset(self._records if tasks is None else tasks)
         effects = self._barriers.arrived(
             ticket, name, counter, task, wanted, due, self._problem_of_barrier(name, task, wanted)
@@ -428,16 +416,15 @@ class Coordination:
     ) -> list[Effect]:
         """Record that a task has called `wait_for_all`. When all tasks have called, the reply has
         the devices of all tasks, in order."""
-        problem = self._problem(task, incarnation, now)
-        if problem is not None:
+        if problem := self._problem(task, incarnation, now):
             return [Fail(ticket, *problem)]
         self._records[task].devices = list(devices)
         all_tasks = frozenset(self._records)
         problem = self._problem_of_barrier(ALL_TASKS, task, all_tasks)
         counter = self._barriers.next_counter(ALL_TASKS)
-        place = _Waiting(ticket)
+        self._own_waits[ticket] = ALL_TASKS, task
         return self._to_callers(
-            self._barriers.arrived(place, ALL_TASKS, counter, task, all_tasks, due, problem), now
+            self._barriers.arrived(ticket, ALL_TASKS, counter, task, all_tasks, due, problem), now
         )
 
     def alive_requested(
@@ -445,16 +432,21 @@ class Coordination:
     ) -> list[Effect]:
         """Record that a task asks which of `tasks` are alive. The reply waits until each of `tasks`
         that is alive has asked, too (P5)."""
-        problem = self._problem(task, incarnation, now)
-        if problem is not None:
+        if problem := self._problem(task, incarnation, now):
             return [Fail(ticket, *problem)]
         wanted = frozenset(self._records if tasks is None else tasks)
         unknown = wanted - self._records.keys()
         if unknown:
             return [Fail(ticket, INVALID_ARGUMENT, self._not_in_cluster(min(unknown)))]
         if task not in wanted:
-            text = f"{task_name(task)} is none of {task_names(sorted(wanted))}, whose states it requests"
-            return [Fail(ticket, INVALID_ARGUMENT, text)]
+            return [
+                Fail(
+                    ticket,
+                    INVALID_ARGUMENT,
+                    f"{task_name(task)} is none of {task_names(sorted(wanted))}, whose states it "
+                    f"requests",
+                )
+            ]
         waiting = self._alive.setdefault(wanted, {})
         effects: list[Effect] = []
         if task in waiting:
@@ -515,7 +507,7 @@ class Coordination:
     def dropped(self, ticket: Ticket) -> list[Effect]:
         """Record that the caller with this ticket does not wait for the reply any more."""
         self._barriers.dropped(ticket)
-        self._barriers.dropped(_Waiting(ticket))
+        self._own_waits.pop(ticket, None)
         for task, poll in self._polls.items():
             if poll.ticket == ticket:
                 del self._polls[task]
@@ -523,7 +515,6 @@ class Coordination:
         for record in self._records.values():
             if record.state == JOINING and record.joining == ticket:
                 record.state, record.joining = MISSING, None
-            self._barriers.dropped(_Leaving(ticket, record.task))
         for waiting in self._alive.values():
             for task in [task for task, other in waiting.items() if other == ticket]:
                 del waiting[task]
@@ -539,12 +530,8 @@ class Coordination:
             for waiting in self._alive.values()
             for ticket in waiting.values()
         ]
-        for record in self._records.values():
-            if record.state == JOINING:
-                effects.append(Fail(record.joining, CANCELLED, why))
-                record.state, record.joining = MISSING, None
         self._polls, self._alive = {}, {}
-        return effects
+        return effects + self._end_joining(CANCELLED, why)
 
     def _problem(self, task: Task, incarnation: int, now: float) -> tuple[int, str] | None:
         """Return (code, text) if this task may not make requests, or None if it may."""
@@ -611,11 +598,15 @@ class Coordination:
             record.task for record in self._records.values() if record.state != JOINING
         )
         text = f"{len(joining)}/{len(self._records)} tasks registered in time; missing: {missing}"
-        effects: list[Effect] = [
-            Fail(record.joining, DEADLINE_EXCEEDED, text) for record in joining
-        ]
-        for record in joining:
-            record.state, record.joining = MISSING, None
+        return self._end_joining(DEADLINE_EXCEEDED, text)
+
+    def _end_joining(self, code: int, text: str) -> list[Effect]:
+        """Fail the registrations that wait for other tasks."""
+        effects: list[Effect] = []
+        for record in self._records.values():
+            if record.state == JOINING:
+                effects.append(Fail(record.joining, code, text))
+                record.state, record.joining = MISSING, None
         return effects
 
     def _may_return(self, record: _Record) -> bool:
@@ -639,15 +630,9 @@ class Coordination:
             if record.state != UP:
                 continue
             if record.away_until <= now:
-                why = "its connection ended and it did not come back"
-                effects += self._fail(
-                    record, UNAVAILABLE, f"{task_name(record.task)} is lost: {why}", now
-                )
+                effects += self._lose(record, "its connection ended and it did not come back", now)
             elif record.heard_at + timeout_s <= now:
-                why = f"nothing was heard of it for {timeout_s:g} s"
-                effects += self._fail(
-                    record, UNAVAILABLE, f"{task_name(record.task)} is lost: {why}", now
-                )
+                effects += self._lose(record, f"nothing was heard of it for {timeout_s:g} s", now)
         for task, poll in list(self._polls.items()):
             if poll.until <= now:
                 del self._polls[task]
@@ -659,6 +644,9 @@ class Coordination:
         ]
         self._check_at = min([*times, *(poll.until for poll in self._polls.values())], default=inf)
         return effects
+
+    def _lose(self, record: _Record, why: str, now: float) -> list[Effect]:
+        return self._fail(record, UNAVAILABLE, f"{task_name(record.task)} is lost: {why}", now)
 
     def _fail(self, record: _Record, code: int, message: str, now: float) -> list[Effect]:
         """Put a task into error, and end its barriers. All polls get the error, or only the poll of
@@ -695,51 +683,45 @@ class Coordination:
         """Return `effects`, but replace the outcomes of the barriers SHUTDOWN and ALL_TASKS by the
         replies that the callers expect."""
         outgoing: list[Effect] = []
-        leaving: list[tuple[_Leaving, RoundOutcome]] = []
+        leaving: list[tuple[Ticket, Task, RoundOutcome]] = []
         for effect in effects:
-            if not isinstance(effect, ReplyValue) or not isinstance(
-                effect.ticket, _Leaving | _Waiting
-            ):
+            name, task = self._own_waits.pop(effect.ticket, ("", None))
+            if task is None or isinstance(effect, Fail):
                 outgoing.append(effect)
-                continue
-            outcome: RoundOutcome = effect.value
-            if isinstance(effect.ticket, _Leaving):
-                leaving.append((effect.ticket, outcome))
-            elif outcome.code == OK:
-                outgoing.append(
-                    ReplyValue(
-                        effect.ticket.ticket, [d for r in self._records.values() for d in r.devices]
-                    )
-                )
+            elif name == SHUTDOWN:
+                leaving.append((effect.ticket, task, effect.value))
+            elif effect.value.code == OK:
+                devices = [device for record in self._records.values() for device in record.devices]
+                outgoing.append(ReplyValue(effect.ticket, devices))
             else:
-                outgoing.append(Fail(effect.ticket.ticket, outcome.code, outcome.message))
+                outgoing.append(Fail(effect.ticket, effect.value.code, effect.value.message))
         return outgoing + self._end_shutdown(leaving, now)
 
     def _end_shutdown(
-        self, leaving: list[tuple[_Leaving, RoundOutcome]], now: float
+        self, leaving: list[tuple[Ticket, Task, RoundOutcome]], now: float
     ) -> list[Effect]:
         """Let the tasks that waited at the barrier SHUTDOWN leave. If the round has failed, put the
         tasks that are still up into error."""
         effects: list[Effect] = []
-        for place, outcome in leaving:
+        failed = None
+        for ticket, task, outcome in leaving:
             if outcome.code != CANCELLED:
                 # a CANCELLED task stays: the keeper stops, or the task has called again
-                effects += self._leave(self._records[place.task], "has shut down", now)
-            done = outcome.code == OK
-            effects.append(
-                ReplyValue(place.ticket)
-                if done
-                else Fail(place.ticket, outcome.code, outcome.message)
-            )
-        failed = next(
-            (outcome for _, outcome in leaving if outcome.code not in (OK, CANCELLED)), None
-        )
+                effects += self._leave(self._records[task], "has shut down", now)
+            if outcome.code == OK:
+                effects.append(ReplyValue(ticket))
+            else:
+                effects.append(Fail(ticket, outcome.code, outcome.message))
+                if outcome.code != CANCELLED:
+                    failed = failed or outcome
         if failed is not None:
             for record in [record for record in self._records.values() if record.state == UP]:
-                text = (
-                    f"{task_name(record.task)} did not shut down with the others: {failed.message}"
+                effects += self._fail(
+                    record,
+                    INTERNAL,
+                    f"{task_name(record.task)} did not shut down with the others: {failed.message}",
+                    now,
                 )
-                effects += self._fail(record, INTERNAL, text, now)
         return effects
 
     def _reply_alive(self) -> list[Effect]:

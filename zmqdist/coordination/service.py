@@ -415,8 +415,11 @@ class CoordinationService:
                 self._tasks.lost(task, incarnation, f"its process (pid {pid}) has ended", now)
             )
             return
-        again = partial(self._check_process_end, task, incarnation, pid, 2 * pause_s)
-        self._loop.set_timer((self, task), now + pause_s, again)
+        self._loop.set_timer(
+            (self, task),
+            now + pause_s,
+            partial(self._check_process_end, task, incarnation, pid, 2 * pause_s),
+        )
 
 
 # -- arguments of callers --------------------------------------------------------------------------
