@@ -252,12 +252,7 @@ def _fields_from_json(
     return dtype  # type: ignore[no-any-return]
 
 
-def _common_dtypes() -> dict[np.dtype[Any], str]:
-    letters = ["?", *"bhilqBHILQefdFD"]
-    return {dtype: dtype.str for dtype in map(np.dtype, letters)}
-
-
-_KNOWN_DTYPES = _common_dtypes()
+_KNOWN_DTYPES = {dtype: dtype.str for dtype in map(np.dtype, ["?", *"bhilqBHILQefdFD"])}
 _KNOWN_NAMES = {described: dtype for dtype, described in _KNOWN_DTYPES.items()}
 
 

@@ -39,6 +39,7 @@ from zmqdist.wire.trusted import (
     GENERATES,
     UNSET,
     Packed,
+    cached_by_code,
     cell_content,
     describe,
     global_names,
@@ -225,33 +226,20 @@ def _reduces_to_name(value: Any) -> bool:
         return False
 
 
+@cached_by_code
 def _rebinds(code: CodeType) -> bool:
     """Return whether this code, or a function inside it, binds globals or cells of an outer
     function."""
-    known = _rebinding.get(id(code))  # looked up by id, because comparing code objects is slow
-    if known is None:
-        found = not set(code.co_freevars).isdisjoint(_bound_cells(code)) or _binds_globals(code)
-        if len(_rebinding) >= 4 * FUNCTIONS_KEPT_MAX:
-            _rebinding.clear()
-        known = _rebinding[id(code)] = (code, found)
-    return known[1]
-
-
-_rebinding: dict[int, tuple[CodeType, bool]] = {}
-
-
-def _binds_globals(code: CodeType) -> bool:
-    ops = (i.opname for each in nested_code(code) for i in dis.get_instructions(each))
-    return any(op in ("STORE_GLOBAL", "DELETE_GLOBAL") for op in ops)
-
-
-def _bound_cells(code: CodeType) -> set[str]:
-    ops = ((i, each) for each in nested_code(code) for i in dis.get_instructions(each))
-    return {
-        i.argval
-        for i, each in ops
-        if i.opname in ("STORE_DEREF", "DELETE_DEREF") and i.argval in each.co_freevars
-    }
+    return any(
+        op.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
+        or (
+            op.opname in ("STORE_DEREF", "DELETE_DEREF")
+            and op.argval in part.co_freevars
+            and op.argval in code.co_freevars
+        )
+        for part in nested_code(code)
+        for op in dis.get_instructions(part)
+    )
 
 
 def _collect_function(fn: FunctionType, captured: list[Any], seen: dict[int, int]) -> bool:

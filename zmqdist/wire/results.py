@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import builtins
 import traceback
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -97,8 +98,9 @@ def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
         if type(error).__module__ == "builtins"
         else trusted.type_name(error)
     )
-    fields = [code, name, _printable(text), _printable(remote), unpickling]
-    return SAFE + msgspec.msgpack.encode(fields)
+    return SAFE + msgspec.msgpack.encode(
+        [code, name, _printable(text), _printable(remote), unpickling]
+    )
 
 
 def unpack_error(packed: Any, *, safe_only: bool) -> BaseException:
@@ -129,10 +131,9 @@ def _rebuilt(code: int, name: str, text: str) -> BaseException:
         return from_code(code, text)
     cls = getattr(builtins, name, None)
     if isinstance(cls, type) and issubclass(cls, Exception) and cls.__module__ == "builtins":
-        try:
+        # some constructors, such as UnicodeDecodeError's, need more arguments
+        with suppress(TypeError):
             return cls(text)
-        except TypeError:  # some constructors, such as UnicodeDecodeError's, need more arguments
-            pass
     return UnknownError(f"{name}: {text}")
 
 

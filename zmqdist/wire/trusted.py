@@ -47,7 +47,7 @@ import traceback
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType, MethodType, ModuleType, NoneType
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import cloudpickle
@@ -79,6 +79,8 @@ from zmqdist.wire.arrays import (
     rebuild,
     writable_alias,
 )
+
+R = TypeVar("R")
 
 
 def here() -> str:
@@ -121,9 +123,8 @@ def make_class(make: Any, args: Any) -> type:
         try:
             cls = _without_init_subclass(make, args)
         except Exception as error:
-            name = args[1]
             raise FailedPreconditionError(
-                f"class {name} of the program cannot be made again in {here()}: "
+                f"class {args[1]} of the program cannot be made again in {here()}: "
                 f"{type(error).__name__}: {error}; define it in a "
                 "module that workers can import"
             ) from error
@@ -173,22 +174,31 @@ def fill_class(cls: type, state: tuple[Any, Any]) -> None:
         state[0](cls, state[1])
 
 
-_sent: dict[int, tuple[CodeType, str]] = {}
-"""By id, because comparing code objects is slow. The entry keeps the code alive, so that no other
-code gets the id."""
+def cached_by_code(fn: Callable[[CodeType], R]) -> Callable[[CodeType], R]:
+    """Decorate a function of a code object. Its results are cached by the id of the code object,
+    because comparing code objects is slow."""
+    known: dict[int, tuple[CodeType, R]] = {}
+
+    @functools.wraps(fn)
+    def cached(code: CodeType) -> R:
+        entry = known.get(id(code))
+        if entry is None:
+            if len(known) >= 4 * FUNCTIONS_KEPT_MAX:
+                known.clear()
+            # the entry keeps the code alive, so that no other code gets the id
+            entry = known[id(code)] = code, fn(code)
+        return entry[1]
+
+    return cached
+
 
 _received: dict[tuple[str, int], str] = {}
 
 
+@cached_by_code
 def source_of(code: CodeType) -> str:
     """Return the source lines of a function's code, or "" if Python does not know them."""
-    known = _sent.get(id(code))
-    if known is None:
-        if len(_sent) >= 4 * FUNCTIONS_KEPT_MAX:
-            _sent.clear()
-        lines = _file_of(code)[code.co_firstlineno - 1 : last_line(code)]
-        known = _sent[id(code)] = code, "".join(lines)
-    return known[1]
+    return "".join(_file_of(code)[code.co_firstlineno - 1 : last_line(code)])
 
 
 def last_line(code: CodeType) -> int:
@@ -732,25 +742,15 @@ def cell_content(cell: Any) -> Any:
         return UNSET
 
 
-_names_of_code: dict[int, tuple[CodeType, tuple[str, ...]]] = {}
-
-
+@cached_by_code
 def global_names(code: CodeType) -> tuple[str, ...]:
     """Return the names of the globals that a function's code and its inner functions use.
     cloudpickle pickles the values of these globals.
     """
-    # Looked up by id, because comparing code objects is slow. The entry keeps the code alive, so
-    # that no other code gets the id.
-    known = _names_of_code.get(id(code))
-    if known is not None:
-        return known[1]
     names = {i.argval: None for i in dis.get_instructions(code) if i.opname in _GLOBAL_OPS}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             names.update(dict.fromkeys(global_names(constant)))
-    if len(_names_of_code) >= 4 * FUNCTIONS_KEPT_MAX:
-        _names_of_code.clear()
-    _names_of_code[id(code)] = (code, tuple(names))
     return tuple(names)
 
 
