@@ -7,21 +7,10 @@ import re
 
 import pytest
 import zmq
+from zmq import Event
 
 from zmqdist.errors import FailedPreconditionError, UnauthenticatedError, UnavailableError
-from zmqdist.transport.dealer import (
-    CLOSED,
-    CLOSES_MAX,
-    CONNECTED,
-    DISCONNECTED,
-    FAILED_AUTH,
-    FAILED_NO_DETAIL,
-    FAILED_PROTOCOL,
-    MISMATCH,
-    SUCCEEDED,
-    Change,
-    ConnectionWatch,
-)
+from zmqdist.transport.dealer import CLOSES_MAX, MISMATCH, Change, ConnectionWatch
 from zmqdist.transport.security import CURVE, NONE, PLAIN, ClientSecurity
 
 UP, DOWN, PROBE_NEEDED = Change
@@ -47,15 +36,21 @@ def kinds(verdicts: list[object]) -> list[object]:
 @pytest.mark.parametrize(
     ("events", "verdicts"),
     [
-        ([(CONNECTED, 9), (SUCCEEDED, 9)], [UP]),
-        ([(CONNECTED, 9), (SUCCEEDED, 9), (DISCONNECTED, 9)], [UP, DOWN]),
-        ([(CONNECTED, 9), (FAILED_AUTH, 400), (DISCONNECTED, 9)], [UnauthenticatedError, str]),
-        ([(CONNECTED, 9), (FAILED_PROTOCOL, MISMATCH)], [PROBE_NEEDED]),
-        ([(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EPIPE)], [str]),
-        ([(CONNECTED, 9), (FAILED_PROTOCOL, CRYPTOGRAPHIC)], [str]),
-        ([(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EAGAIN)], [str]),
-        ([(CONNECTED, 9), (DISCONNECTED, 9)], [str]),
-        ([(CLOSED, 9)], [str]),
+        ([(Event.CONNECTED, 9), (Event.HANDSHAKE_SUCCEEDED, 9)], [UP]),
+        (
+            [(Event.CONNECTED, 9), (Event.HANDSHAKE_SUCCEEDED, 9), (Event.DISCONNECTED, 9)],
+            [UP, DOWN],
+        ),
+        (
+            [(Event.CONNECTED, 9), (Event.HANDSHAKE_FAILED_AUTH, 400), (Event.DISCONNECTED, 9)],
+            [UnauthenticatedError, str],
+        ),
+        ([(Event.CONNECTED, 9), (Event.HANDSHAKE_FAILED_PROTOCOL, MISMATCH)], [PROBE_NEEDED]),
+        ([(Event.CONNECTED, 9), (Event.HANDSHAKE_FAILED_NO_DETAIL, errno.EPIPE)], [str]),
+        ([(Event.CONNECTED, 9), (Event.HANDSHAKE_FAILED_PROTOCOL, CRYPTOGRAPHIC)], [str]),
+        ([(Event.CONNECTED, 9), (Event.HANDSHAKE_FAILED_NO_DETAIL, errno.EAGAIN)], [str]),
+        ([(Event.CONNECTED, 9), (Event.DISCONNECTED, 9)], [str]),
+        ([(Event.CLOSED, 9)], [str]),
         ([(int(zmq.EVENT_CONNECT_RETRIED), 50)], []),
     ],
 )
@@ -67,19 +62,19 @@ def test_the_events_of_one_attempt_have_the_right_meaning(
 
 def test_the_third_closed_handshake_in_a_row_makes_the_monitor_read_the_greeting() -> None:
     one = watch(CURVE)
-    closed = [(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EPIPE)]
+    closed = [(Event.CONNECTED, 9), (Event.HANDSHAKE_FAILED_NO_DETAIL, errno.EPIPE)]
     verdicts = [verdict for _ in range(CLOSES_MAX) for verdict in attempt(one, *closed)]
     assert kinds(verdicts) == [str] * (CLOSES_MAX - 1) + [PROBE_NEEDED]
 
 
 @pytest.mark.parametrize(
     "between",
-    [[(CLOSED, 9)], [(CONNECTED, 9), (SUCCEEDED, 9)]],
+    [[(Event.CLOSED, 9)], [(Event.CONNECTED, 9), (Event.HANDSHAKE_SUCCEEDED, 9)]],
     ids=["nobody listens", "it worked once"],
 )
 def test_another_event_ends_a_row_of_closed_handshakes(between: list[tuple[int, int]]) -> None:
     one = watch(CURVE)
-    closed = [(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EPIPE)]
+    closed = [(Event.CONNECTED, 9), (Event.HANDSHAKE_FAILED_NO_DETAIL, errno.EPIPE)]
     for _ in range(3):
         for _ in range(CLOSES_MAX - 1):
             assert type(attempt(one, *closed)[0]) is str
@@ -89,16 +84,18 @@ def test_another_event_ends_a_row_of_closed_handshakes(between: list[tuple[int, 
 def test_a_busy_server_is_never_taken_for_one_that_refuses() -> None:
     one = watch(CURVE)
     for _ in range(10):
-        (verdict,) = attempt(one, (CONNECTED, 9), (FAILED_NO_DETAIL, errno.EAGAIN))
+        (verdict,) = attempt(
+            one, (Event.CONNECTED, 9), (Event.HANDSHAKE_FAILED_NO_DETAIL, errno.EAGAIN)
+        )
         assert verdict == "the server did not finish the handshake in time: it may be very busy"
 
 
 def doubted(mechanism: str, closes: int, mismatch: bool) -> ConnectionWatch:
     one = watch(mechanism)
     for _ in range(closes):
-        attempt(one, (CONNECTED, 9), (FAILED_NO_DETAIL, errno.EPIPE))
+        attempt(one, (Event.CONNECTED, 9), (Event.HANDSHAKE_FAILED_NO_DETAIL, errno.EPIPE))
     if mismatch:
-        attempt(one, (CONNECTED, 9), (FAILED_PROTOCOL, MISMATCH))
+        attempt(one, (Event.CONNECTED, 9), (Event.HANDSHAKE_FAILED_PROTOCOL, MISMATCH))
     return one
 
 
@@ -217,7 +214,9 @@ def test_after_a_greeting_that_proves_nothing_the_client_continues_to_try(
 def test_a_refused_secret_is_named_with_its_source(
     mechanism: str, status: int, problem: str
 ) -> None:
-    (refusal,) = attempt(watch(mechanism), (CONNECTED, 9), (FAILED_AUTH, status))
+    (refusal,) = attempt(
+        watch(mechanism), (Event.CONNECTED, 9), (Event.HANDSHAKE_FAILED_AUTH, status)
+    )
     assert isinstance(refusal, UnauthenticatedError)
     assert (
         str(refusal)

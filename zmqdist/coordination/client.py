@@ -581,9 +581,15 @@ class CoordinationClient:
         identity, due, members = self._identity(), _due(timeout), _tasks_of(tasks)
         self._link.ready(due)
         left_s = _left(due)
-        wait = LoggedWait(f"at barrier {name!r}", name) if due == inf else None
         code, message, counter = self._link.request(
-            "barrier", identity, name, self._link.counter(name), left_s, members, due=due, wait=wait
+            "barrier",
+            identity,
+            name,
+            self._link.counter(name),
+            left_s,
+            members,
+            due=due,
+            wait=LoggedWait(f"at barrier {name!r}", name) if due == inf else None,
         )
         self._link.ended(name, counter)
         if code:
@@ -613,9 +619,15 @@ class CoordinationClient:
         identity, due = self._identity(), _due(timeout)
         self._link.ready(due)
         left_s = _left(due)
-        wait = LoggedWait("for all tasks", "zmqdist.all") if due == inf else None
         return list(
-            self._link.request("wait_for_all", identity, list(devices), left_s, due=due, wait=wait)
+            self._link.request(
+                "wait_for_all",
+                identity,
+                list(devices),
+                left_s,
+                due=due,
+                wait=LoggedWait("for all tasks", "zmqdist.all") if due == inf else None,
+            )
         )
 
     def alive_tasks(self, tasks: Iterable[TaskName] | None = None) -> list[str]:
@@ -639,8 +651,10 @@ class CoordinationClient:
         """Return the state of every task, or of the tasks of some jobs, by name and in the order of
         the cluster. In a cluster of servers, evaluators and dispatchers are left out.
         """
-        rows = self._link.ask("states", None if jobs is None else list(jobs))
-        return {task_name((job, index)): TaskState(*rest) for job, index, *rest in rows}
+        return {
+            task_name((job, index)): TaskState(*rest)
+            for job, index, *rest in self._link.ask("states", None if jobs is None else list(jobs))
+        }
 
     def check_alive(self, task: TaskName) -> bool:
         """Return whether a task is registered, and is neither lost nor in error.

@@ -153,10 +153,9 @@ class Keys:
                 )
             ]
         total = before + by
-        effects = self.put(ticket, key, total, nbytes, overwrite=True)
         return [
             ReplyValue(ticket, total) if effect == ReplyValue(ticket) else effect
-            for effect in effects
+            for effect in self.put(ticket, key, total, nbytes, overwrite=True)
         ]
 
     def dropped(self, ticket: Ticket) -> None:

@@ -199,16 +199,22 @@ class CoordinationService:
             "register": self._register,
             "poll": self._poll,
             "beat": self._beat,
-            "reset": self._reset,
+            "reset": lambda call, job, index: self._perform(
+                self._tasks.reset(call, _task((job, index)), self._now())
+            ),
             "leave": self._leave,
             "report_error": self._report_error,
             "barrier": self._barrier,
             "cancel_barrier": self._cancel_barrier,
-            "missing": self._missing,
+            "missing": lambda call, name: call.reply(
+                self._tasks.missing(_name(name, "the name of a barrier"))
+            ),
             "wait_for_all": self._wait_for_all,
             "alive": self._alive,
             "states": self._states,
-            "kv_set": self._kv_set,
+            "kv_set": lambda call, key, value, overwrite: self._perform(
+                self._keys.put(call, _name(key, "a key"), value, _size(value), overwrite is True)
+            ),
             "kv_get": self._kv_get,
             "kv_try_get": lambda call, key: self._perform(
                 self._keys.try_get(call, _name(key, "a key"))
@@ -244,9 +250,6 @@ class CoordinationService:
         task, incarnation = _identity(identity)
         self._perform(self._tasks.beaten(call, task, incarnation, self._now()))
 
-    def _reset(self, call: PendingCall, job: str, index: int) -> None:
-        self._perform(self._tasks.reset(call, _task((job, index)), self._now()))
-
     def _leave(self, call: PendingCall, identity: Any, together: bool) -> None:
         self._drop_with_caller(call)
         self._perform(self._tasks.left(call, *_identity(identity), together is True, self._now()))
@@ -263,12 +266,12 @@ class CoordinationService:
         )
 
     def _states(self, call: PendingCall, jobs: Any) -> None:
-        wanted = (
+        wanted_jobs = (
             None
             if jobs is None
             else [_name(job, "a job") for job in _items(jobs, "a list of jobs")]
         )
-        call.reply([(*state.task, *state[1:]) for state in self._tasks.states(wanted)])
+        call.reply([(*state.task, *state[1:]) for state in self._tasks.states(wanted_jobs)])
 
     def _alive(self, call: PendingCall, identity: Any, tasks: Any) -> None:
         self._drop_with_caller(call)
@@ -303,9 +306,6 @@ class CoordinationService:
             self._tasks.barrier_cancelled(call, _barrier_name(name), counter, task, self._now())
         )
 
-    def _missing(self, call: PendingCall, name: str) -> None:
-        call.reply(self._tasks.missing(_name(name, "the name of a barrier")))
-
     def _wait_for_all(
         self, call: PendingCall, identity: Any, devices: Any, timeout: float | None
     ) -> None:
@@ -318,11 +318,6 @@ class CoordinationService:
         self._perform(self._tasks.waited_for_all(call, *_identity(identity), names, due, now))
 
     # -- keys --------------------------------------------------------------------------------------
-
-    def _kv_set(self, call: PendingCall, key: str, value: Any, overwrite: bool) -> None:
-        self._perform(
-            self._keys.put(call, _name(key, "a key"), value, _size(value), overwrite is True)
-        )
 
     def _kv_get(self, call: PendingCall, key: str, timeout: float | None) -> None:
         due = self._now() + _seconds(timeout)

@@ -386,12 +386,11 @@ def _zygote(environment: Mapping[str, str]) -> _Zygote | None:
             if len(_zygotes) >= ZYGOTES_MAX:
                 return None
             try:
-                inherited = {
+                variables = {
                     name: value for name, value in os.environ.items() if name not in VARIABLES
-                }
+                } | _thread_variables(environment)
                 # The output is discarded: if the zygote does not work, children are started as
                 # commands, and report the error themselves.
-                variables = {**inherited, **_thread_variables(environment)}
                 _zygotes[facts] = _start(_Zygote, NAME, (), variables, subprocess.DEVNULL)
             except OSError as error:
                 log.warning(
@@ -414,17 +413,20 @@ def _discard_if_dead(facts: InheritedState, zygote: _Zygote) -> None:
         if not zygote.has_forked:
             _zygotes[facts] = None
     zygote.close()
-    how = describe_exit(code)
     log.warning(
-        "the zygote, which forks child processes, ended (%s); this child is started by command", how
+        "the zygote, which forks child processes, ended (%s); this child is started by command",
+        describe_exit(code),
     )
 
 
 def _inherited_state(environment: Mapping[str, str]) -> InheritedState:
     """Return the facts about this process that a zygote for children with this environment inherits
     and passes on to its children."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    inherited = tuple(line for line in lines if line.partition(":")[0] in _INHERITED)
+    inherited = tuple(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.partition(":")[0] in _INHERITED
+    )
     limits = tuple(resource.getrlimit(number) for number in _LIMITS)
     variables = {**_start_variables(os.environ), **_thread_variables(environment)}
     return inherited, limits, os.getpriority(os.PRIO_PROCESS, 0), tuple(sorted(variables.items()))

@@ -118,7 +118,7 @@ from zmqdist.messages import (
 from zmqdist.transport.calls_machine import ClientCall, ClientCalls
 from zmqdist.transport.connection_snapshots import ClientSnapshot
 from zmqdist.transport.dealer import Change, Connector, receive_rest
-from zmqdist.transport.loop import input_check
+from zmqdist.transport.loop import MORE, NOBLOCK, input_check
 from zmqdist.transport.memory_limits import check_descriptors_and_threads
 from zmqdist.transport.security import ClientSecurity
 from zmqdist.transport.shm_pool import this_pool
@@ -134,9 +134,6 @@ CHUNKS_PER_TURN: Final = 4
 """Number of messages of large transfers that one turn reads before other threads can take the
 lock.
 """
-
-_NOBLOCK: Final = int(zmq.NOBLOCK)
-_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class ProcessContext:
@@ -338,13 +335,13 @@ class ClientConnection:
             header, frames = headers.split_header(header, frames)
         try:
             if not frames:
-                self._send(header, _NOBLOCK)
+                self._send(header, NOBLOCK)
                 self.sent += 1
                 return True
-            self._send(header, _MORE)
+            self._send(header, MORE)
             for frame in frames[:-1]:
-                self._send(frame, _MORE)
-            self._send(frames[-1], _NOBLOCK)
+                self._send(frame, MORE)
+            self._send(frames[-1], NOBLOCK)
         except zmq.Again:
             return False
         self.sent += 1
@@ -389,7 +386,7 @@ class ClientConnection:
         """
         table = self.table
         while True:
-            frame = self._recv(_NOBLOCK, False)
+            frame = self._recv(NOBLOCK, False)
             self.received += 1
             header: bytes = frame.bytes
             frames: Sequence[Any] | None = ()

@@ -56,6 +56,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import zmq
+from zmq import Event
 from zmq.utils import z85
 
 from zmqdist.addresses import is_name
@@ -81,7 +82,7 @@ from zmqdist.messages import Message, Ping, Refused
 from zmqdist.random import chance
 from zmqdist.transport.endpoint import endpoint, split
 from zmqdist.transport.keyring_machine import JOINING
-from zmqdist.transport.loop import Loop, WatchedSocket
+from zmqdist.transport.loop import MORE, NOBLOCK, Loop, WatchedSocket
 from zmqdist.transport.own_address import limit_unsent, our_connections, shut_down
 from zmqdist.transport.port_probe import PortProbe
 from zmqdist.transport.security import CURVE, NONE, PLAIN, ClientSecurity
@@ -90,18 +91,16 @@ from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 
 log = logging.getLogger("zmqdist.transport")
 
-CONNECTED: Final = int(zmq.EVENT_CONNECTED)
-ACCEPTED: Final = int(zmq.EVENT_ACCEPTED)
-CLOSED: Final = int(zmq.EVENT_CLOSED)
-DISCONNECTED: Final = int(zmq.EVENT_DISCONNECTED)
-SUCCEEDED: Final = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-FAILED_NO_DETAIL: Final = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
-FAILED_PROTOCOL: Final = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
-FAILED_AUTH: Final = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 MISMATCH: Final = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 
 CLIENT_EVENTS: Final = (
-    CONNECTED | CLOSED | DISCONNECTED | SUCCEEDED | FAILED_NO_DETAIL | FAILED_PROTOCOL | FAILED_AUTH
+    Event.CONNECTED
+    | Event.CLOSED
+    | Event.DISCONNECTED
+    | Event.HANDSHAKE_SUCCEEDED
+    | Event.HANDSHAKE_FAILED_NO_DETAIL
+    | Event.HANDSHAKE_FAILED_PROTOCOL
+    | Event.HANDSHAKE_FAILED_AUTH
 )
 
 CLOSES_MAX: Final = 3
@@ -190,31 +189,31 @@ class ConnectionWatch:
         """Process one event of the monitor. Return the verdict, or None if the owner need not
         act.
         """
-        if event == CONNECTED:
+        if event == Event.CONNECTED:
             self.connected = True
             return None
         if event not in (
-            SUCCEEDED,
-            DISCONNECTED,
-            CLOSED,
-            FAILED_AUTH,
-            FAILED_PROTOCOL,
-            FAILED_NO_DETAIL,
+            Event.HANDSHAKE_SUCCEEDED,
+            Event.DISCONNECTED,
+            Event.CLOSED,
+            Event.HANDSHAKE_FAILED_AUTH,
+            Event.HANDSHAKE_FAILED_PROTOCOL,
+            Event.HANDSHAKE_FAILED_NO_DETAIL,
         ):
             return None
         was_up, was_connected = self.up, self.connected
         self.begin()
-        if event == SUCCEEDED:
+        if event == Event.HANDSHAKE_SUCCEEDED:
             self.up = True
             self._closes = 0
             self._mismatch = False
             return Change.UP
-        if event == FAILED_AUTH:
+        if event == Event.HANDSHAKE_FAILED_AUTH:
             return self._refusal(value)
-        if event == FAILED_PROTOCOL and value == MISMATCH:
+        if event == Event.HANDSHAKE_FAILED_PROTOCOL and value == MISMATCH:
             self._mismatch = True
             return Change.PROBE_NEEDED
-        if event in (FAILED_PROTOCOL, FAILED_NO_DETAIL):
+        if event in (Event.HANDSHAKE_FAILED_PROTOCOL, Event.HANDSHAKE_FAILED_NO_DETAIL):
             return self._handshake_closed(value)
         if was_up:
             return Change.DOWN
@@ -396,8 +395,14 @@ class Connector:
             zmq.POLLIN
         ):
             event, value = decode_event(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
-            self._fd = value if event == CONNECTED else self._fd if event == SUCCEEDED else -1
-            if event == CONNECTED:
+            self._fd = (
+                value
+                if event == Event.CONNECTED
+                else self._fd
+                if event == Event.HANDSHAKE_SUCCEEDED
+                else -1
+            )
+            if event == Event.CONNECTED:
                 our_connections[value] = limit_unsent(value)
             verdict = self._watch.feed(event, value)
             if isinstance(verdict, str):
@@ -549,9 +554,6 @@ def configure(socket: zmq.Socket[bytes]) -> None:
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
-_NOBLOCK = int(zmq.NOBLOCK)
-_MORE = int(zmq.SNDMORE) | _NOBLOCK
-
 
 class DealerConnection:
     """A connection that exchanges hellos and delivers messages to callbacks; the module's docstring
@@ -571,10 +573,10 @@ class DealerConnection:
         security: ClientSecurity,
         hello: Hello,
         *,
-        on_up: Callable[[Hello], None],
-        on_message: Callable[[Message, list[memoryview]], None],
-        on_down: Callable[[], None],
-        on_refused: Callable[[OpError], None],
+        on_up: Callable[[Hello], object],
+        on_message: Callable[[Message, list[memoryview]], object],
+        on_down: Callable[[], object],
+        on_refused: Callable[[OpError], object],
     ) -> None:
         """Make a connection object; `connect` begins to connect.
 
@@ -646,13 +648,13 @@ class DealerConnection:
             header, frames = split_header(header, frames)
         last = len(frames)
         try:
-            self._raw_send(header, _MORE if last else _NOBLOCK)
+            self._raw_send(header, MORE if last else NOBLOCK)
         except zmq.Again:
             # the connection is lost, and the monitor's event about it has not been read yet
             return False
         # No send below can fail: if the connection ends now, ZeroMQ loses the message as a whole.
         for number, frame in enumerate(frames, 1):
-            watched.socket.send(frame, _MORE if number < last else _NOBLOCK, copy=False)
+            watched.socket.send(frame, MORE if number < last else NOBLOCK, copy=False)
         return True
 
     # -- the link ----------------------------------------------------------------------------------
@@ -720,7 +722,7 @@ class DealerConnection:
             if not watched.has_input():
                 watched.dirty = False
                 return False
-            frame = self._raw_recv(_NOBLOCK, False)
+            frame = self._raw_recv(NOBLOCK, False)
             header, frames = (
                 receive_rest(watched.socket, frame.bytes) if frame.more else (frame.bytes, [])
             )
@@ -784,7 +786,7 @@ def receive_rest(socket: zmq.Socket[bytes], first: bytes) -> tuple[bytes, list[m
     pieces_count = pieces_after(first)
     more, count, nbytes = True, 1, 0
     while more:
-        frame = socket.recv(_NOBLOCK, copy=False)
+        frame = socket.recv(NOBLOCK, copy=False)
         more = frame.more
         if len(pieces) < pieces_count:
             pieces.append(frame.bytes)

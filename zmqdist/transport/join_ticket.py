@@ -17,10 +17,10 @@ makes the secret key, which never leaves this host.
 from __future__ import annotations
 
 import os
-import threading
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Final
 
 from zmqdist.clock import seconds
@@ -30,7 +30,6 @@ from zmqdist.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     OpError,
-    UnavailableError,
     from_code,
 )
 from zmqdist.messages import Join, Joined, Message, Refused
@@ -121,34 +120,6 @@ def read_ticket(file: str | None = None, fd: int | None = None) -> JoinTicket:
     return decode_ticket(content.decode("ascii", "replace"))
 
 
-class _Attempt:
-    """One attempt to join, on its own connection. The loop sets `joined` or `error`, and then
-    `ended`."""
-
-    def __init__(self, ticket: JoinTicket) -> None:
-        self.joined: Joined | None = None
-        self.error: OpError | None = None
-        self.ended = threading.Event()
-        self._join = Join(ticket.number, ticket.secret.encode(), ticket.name)
-        self.dealer: DealerConnection
-
-    def up(self, _hello: object) -> None:
-        self.dealer.send(self._join)
-
-    def handle_message(self, message: Message, _frames: list[memoryview]) -> None:
-        if isinstance(message, Joined):
-            self.joined = message
-        elif isinstance(message, Refused):
-            self.error = from_code(message.code, message.message)
-        else:
-            return
-        self.ended.set()
-
-    def refused(self, error: OpError) -> None:
-        self.error = error
-        self.ended.set()
-
-
 def join(
     ticket: JoinTicket,
     folder: str | Path,
@@ -194,31 +165,38 @@ def join(
     )
     source = f"the join ticket for {ticket.name}"
     security = ClientSecurity(CURVE, JOINING, source, key=pair, server_key=ticket.server_key)
-    attempt = _Attempt(ticket)
+    replies: SimpleQueue[Joined | OpError] = SimpleQueue()
+
+    def handle_message(message: Message, _frames: object) -> None:
+        if isinstance(message, Joined):
+            replies.put(message)
+        elif isinstance(message, Refused):
+            replies.put(from_code(message.code, message.message))
+
     loop = Loop("zmqdist-join")
     try:
-        attempt.dealer = DealerConnection(
+        dealer = DealerConnection(
             loop,
             address,
             security,
             our_hello("client", 1, f"{ticket.name} pid {os.getpid()}"),
-            on_up=attempt.up,
-            on_message=attempt.handle_message,
+            on_up=lambda _: dealer.send(Join(ticket.number, ticket.secret.encode(), ticket.name)),
+            on_message=handle_message,
             on_down=lambda: None,
-            on_refused=attempt.refused,
+            on_refused=replies.put,
         )
-        attempt.dealer.connect()
+        dealer.connect()
         loop.start()
-        if not attempt.ended.wait(limit_s):
-            trouble = attempt.dealer.trouble or "it does not answer"
-            raise DeadlineExceededError(f"{where} within {timeout_s:g} s: {trouble}{advice}")
+        reply = replies.get(timeout=limit_s)
+    except Empty:
+        trouble = dealer.trouble or "it does not answer"
+        raise DeadlineExceededError(f"{where} within {timeout_s:g} s: {trouble}{advice}") from None
     finally:
         loop.stop()
-    if attempt.error is not None or attempt.joined is None:
-        error = attempt.error or UnavailableError("no answer")
-        raise from_code(error.error_code, f"{where}: {error.message}{advice}")
-    _write_folder(Path(folder), replace(ticket, dispatcher=address), attempt.joined.role, pair)
-    return attempt.joined.role
+    if isinstance(reply, OpError):
+        raise from_code(reply.error_code, f"{where}: {reply.message}{advice}")
+    _write_folder(Path(folder), replace(ticket, dispatcher=address), reply.role, pair)
+    return reply.role
 
 
 def _check_folder(folder: Path, ticket: JoinTicket) -> None:

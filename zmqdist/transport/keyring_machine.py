@@ -491,8 +491,12 @@ class Keyring:
         full = self._full()
         if full is not None:
             return [Send(peer, full)]
-        renewed = replace(member, since_s=clock_s, shown=member.shown or old)
-        return self._admit(new, renewed, now, [Send(peer, Joined(member.role, member.name))])
+        return self._admit(
+            new,
+            replace(member, since_s=clock_s, shown=member.shown or old),
+            now,
+            [Send(peer, Joined(member.role, member.name))],
+        )
 
     def _revoke(self, event: KeysRevoked) -> list[KeyringEffect]:
         for number in [

@@ -241,7 +241,15 @@ def keygen(folder: str | Path, *, force: bool = False) -> None:
             )
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
-        _write_all(folder)
+        authorized = ["# role and public key of each process that may connect"]
+        for name in (_SERVER, *ROLES):
+            pair = new_pair()
+            write_role(folder, name, pair)
+            if name == _SERVER:
+                write_public(folder, pair.public)
+            else:
+                authorized.append(f"{name} {pair.public.decode()}")
+        _write(folder / AUTHORIZED, "\n".join(authorized) + "\n")
     except OSError as error:
         raise FailedPreconditionError(f"cannot write keys to {folder}: {error.strerror}") from None
 
@@ -256,18 +264,6 @@ def key_files(folder: Path) -> list[str]:
 def new_pair() -> KeyPair:
     """Return a new key pair."""
     return KeyPair(*zmq.curve_keypair())
-
-
-def _write_all(folder: Path) -> None:
-    authorized = ["# role and public key of each process that may connect"]
-    for name in (_SERVER, *ROLES):
-        pair = new_pair()
-        write_role(folder, name, pair)
-        if name == _SERVER:
-            write_public(folder, pair.public)
-        else:
-            authorized.append(f"{name} {pair.public.decode()}")
-    _write(folder / AUTHORIZED, "\n".join(authorized) + "\n")
 
 
 def write_public(folder: Path, server_key: bytes) -> None:

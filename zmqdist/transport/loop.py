@@ -80,7 +80,10 @@ in one thread while the finalizer of the loop's owner, which stops the loop, use
 another thread.
 """
 
-_POLLIN: Final = int(zmq.POLLIN)
+# ints, because each use of an enum costs a microsecond or two
+POLLIN: Final = int(zmq.POLLIN)
+NOBLOCK: Final = int(zmq.NOBLOCK)
+MORE: Final = int(zmq.SNDMORE) | NOBLOCK
 _READ: Final = select.EPOLLIN
 _WRITE: Final = select.EPOLLOUT
 _BROKEN: Final = select.EPOLLHUP | select.EPOLLERR
@@ -92,7 +95,7 @@ def input_check(socket: zmq.Socket[bytes]) -> Callable[[], Any]:
     """Return a function that queries EVENTS of a socket and returns a true value if it has input.
     The function is faster than `getsockopt`, because it makes no enums.
     """
-    return functools.partial(zmq_poll, [(socket, _POLLIN)], 0)
+    return functools.partial(zmq_poll, [(socket, POLLIN)], 0)
 
 
 class WatchedSocket:

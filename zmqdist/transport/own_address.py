@@ -72,8 +72,10 @@ def own_host(peer: str) -> str:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     except socket.gaierror as error:
-        text = f"the dispatcher's address {peer}: the name {host!r} cannot be looked up ({error.strerror})"
-        raise UnavailableError(text) from None
+        raise UnavailableError(
+            f"the dispatcher's address {peer}: the name {host!r} cannot be looked up "
+            f"({error.strerror})"
+        ) from None
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(address)
@@ -154,9 +156,8 @@ def free_ports() -> Iterator[int]:
 
 def all_taken(host: str) -> UnknownError:
     """Return the error for a host on which each port of ZMQDIST_PORTS is in use."""
-    ports = os.environ.get(VARIABLE)
     return UnknownError(
-        f"could not bind {host}: each port of {VARIABLE}={ports} is in use there; end processes "
+        f"could not bind {host}: each port of {VARIABLE}={os.environ.get(VARIABLE)} is in use there; end processes "
         f"that use them, or give a wider range"
     )
 
@@ -231,8 +232,7 @@ def look_up(host: str) -> str:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return host
-    numbers = sorted((str(entry[4][0]) for entry in found), key=is_ipv6)
-    return numbers[0]
+    return min((str(entry[4][0]) for entry in found), key=is_ipv6)
 
 
 def shut_down(fd: int) -> None:

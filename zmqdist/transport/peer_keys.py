@@ -164,7 +164,6 @@ class Voucher:
             self._link = _Link(
                 self._dispatcher, self._folder, self._role, self._owns, self._revoked
             )
-            self._link.open()
         return self._link
 
     def _revoked(self, state: KeyState) -> None:
@@ -219,8 +218,6 @@ class _Link:
             on_down=lambda: None,
             on_refused=self._refused,
         )
-
-    def open(self) -> None:
         self.loop.call_soon(self._dealer.connect)
         self.loop.start()
 

@@ -292,8 +292,15 @@ def resolve_host(host: str, timeout_s: float) -> str:
 
     def look_up() -> None:
         try:
-            found = socket.getaddrinfo(host, None, 0, socket.SOCK_STREAM)
-            outcome.append(min((str(entry[4][0]) for entry in found), key=is_ipv6))
+            outcome.append(
+                min(
+                    (
+                        str(entry[4][0])
+                        for entry in socket.getaddrinfo(host, None, 0, socket.SOCK_STREAM)
+                    ),
+                    key=is_ipv6,
+                )
+            )
         except OSError as error:
             outcome.append(error)
         except UnicodeError:  # the name has a label of more than 63 characters

@@ -57,6 +57,7 @@ from typing import Any, Final, TypeAlias
 
 import zmq
 from msgspec.structs import replace
+from zmq import Event
 
 from zmqdist.addresses import is_ipv6, join_address
 from zmqdist.background import wait_finished
@@ -84,9 +85,6 @@ from zmqdist.limits import (
 )
 from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, SharedMemoryAccepted
 from zmqdist.transport.dealer import (
-    ACCEPTED,
-    DISCONNECTED,
-    FAILED_NO_DETAIL,
     Buffer,
     decode_event,
     open_monitor,
@@ -95,7 +93,7 @@ from zmqdist.transport.dealer import (
 from zmqdist.transport.endpoint import split
 from zmqdist.transport.keyring_machine import JOINING, LISTENING_ROLES, REVOKED
 from zmqdist.transport.keys import ROLES
-from zmqdist.transport.loop import Loop, WatchedSocket
+from zmqdist.transport.loop import MORE, NOBLOCK, POLLIN, Loop, WatchedSocket
 from zmqdist.transport.memory_limits import trim_heap
 from zmqdist.transport.own_address import (
     BACKLOG,
@@ -235,9 +233,6 @@ EXPELLED_S: Final = 0.2
 """Seconds from the message that tells an expelled peer the reason until the router shuts the peer's
 connection down."""
 
-_NOBLOCK: Final = int(zmq.NOBLOCK)
-_MORE: Final = int(zmq.SNDMORE) | _NOBLOCK
-_POLLIN: Final = int(zmq.POLLIN)
 _PING: Final = encode(Ping())
 
 
@@ -331,9 +326,9 @@ class Router:
         self._send: Callable[[Buffer, int], Any] = super(zmq.Socket, socket).send
         self._recv: Callable[..., Any] = super(zmq.Socket, socket).recv
         events = (
-            DISCONNECTED
-            | FAILED_NO_DETAIL
-            | (0 if self._security.policy.judge is None else ACCEPTED)
+            Event.DISCONNECTED
+            | Event.HANDSHAKE_FAILED_NO_DETAIL
+            | (0 if self._security.policy.judge is None else Event.ACCEPTED)
         )
         self._monitor = open_monitor(socket, events)
         self._watched: WatchedSocket = self._loop.add_socket(socket, self._read)
@@ -415,9 +410,9 @@ class Router:
         What only ZeroMQ's queues hold is not counted. ZeroMQ moves it on as long as the kernel
         takes it, so nothing is left there if nothing is unsent for a while.
         """
-        peers = [peer for peer in self.peers if port in (0, peer.port)]
         return sum(
-            unsent_bytes(peer.fd) + (peer.bulk.undelivered if peer.bulk else 0) for peer in peers
+            unsent_bytes(peer.fd) + (peer.bulk.undelivered if peer.bulk else 0)
+            for peer in [peer for peer in self.peers if port in (0, peer.port)]
         )
 
     def unbind(self, address: str) -> None:
@@ -556,7 +551,7 @@ class Router:
             return False
         self._watched.dirty = True
         try:
-            self._send(peer.routing_id, _MORE)
+            self._send(peer.routing_id, MORE)
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
                 self._mark_gone(peer)
@@ -566,9 +561,9 @@ class Router:
         if len(header) > HEADER_PIECE_BYTES:
             header, frames = split_header(header, frames)
         last = len(frames)
-        self._send(header, _MORE if last else _NOBLOCK)
+        self._send(header, MORE if last else NOBLOCK)
         for number, frame in enumerate(frames, 1):
-            self._send(frame, _MORE if number < last else _NOBLOCK)
+            self._send(frame, MORE if number < last else NOBLOCK)
         return True
 
     # -- in ----------------------------------------------------------------------------------------
@@ -597,9 +592,9 @@ class Router:
                 return False
             self._turn_budget -= 1
             self.received += 1
-            routing_id = recv(_NOBLOCK)
+            routing_id = recv(NOBLOCK)
             peer = peers.get(routing_id)
-            frame = recv(_NOBLOCK, False)
+            frame = recv(NOBLOCK, False)
             if peer is None:
                 peer = self._add_peer(routing_id, frame)
             header, frames = (
@@ -757,14 +752,14 @@ class Router:
 
     def _read_monitor(self) -> bool:
         for _ in range(MESSAGES_PER_WAKE_MAX):
-            if not int(self._monitor.getsockopt(zmq.EVENTS)) & _POLLIN:
+            if not int(self._monitor.getsockopt(zmq.EVENTS)) & POLLIN:
                 return False
-            event, fd = decode_event(self._monitor.recv_multipart(_NOBLOCK)[0])
-            if event == FAILED_NO_DETAIL:
-                # the value is an errno, and DISCONNECTED of the same connection comes next
+            event, fd = decode_event(self._monitor.recv_multipart(NOBLOCK)[0])
+            if event == Event.HANDSHAKE_FAILED_NO_DETAIL:
+                # the value is an errno, and Event.DISCONNECTED of the same connection comes next
                 self._closed_by_peer = fd in (errno.EPIPE, errno.ECONNRESET)
                 continue
-            if event == ACCEPTED:
+            if event == Event.ACCEPTED:
                 self._accepted[fd] = next(self._numbers)
                 self._limit_stranger(fd, self._accepted[fd])
                 continue

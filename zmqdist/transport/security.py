@@ -88,7 +88,6 @@ from zmqdist.transport.keyring_machine import (
     KEY_BYTES,
     LISTENING_ROLES,
     REVOKED,
-    KeyState,
 )
 from zmqdist.transport.keys import ROLES
 

@@ -66,6 +66,7 @@ Not here: whether a peer can open this process's segments (transfers.py), and th
 from __future__ import annotations
 
 import bisect
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -79,6 +80,7 @@ import stat
 import struct
 import weakref
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from threading import Lock, RLock
 from typing import Any, Final, TypeAlias
 
@@ -210,16 +212,23 @@ def _map(address: int, fd: int, nbytes: int, offset: int, *, writable: bool, fla
     return int(got)
 
 
+@contextlib.contextmanager
+def _closed_on_error(fd: int) -> Iterator[None]:
+    """Close a descriptor if the block raises."""
+    try:
+        yield
+    except BaseException:
+        os.close(fd)
+        raise
+
+
 def make_memfd(nbytes: int) -> int:
     """Make a memfd of fixed size, closed on exec; return its descriptor. Raises OSError."""
     fill_standard_streams()
     fd = os.memfd_create(MEMFD_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
+    with _closed_on_error(fd):
         os.ftruncate(fd, nbytes)
         fcntl.fcntl(fd, _ADD_SEALS, SEAL_SIZE)
-    except BaseException:
-        os.close(fd)
-        raise
     return fd
 
 
@@ -235,11 +244,8 @@ def make_mapped(nbytes: int) -> tuple[int, Mapping]:
     except ResourceExhaustedError as error:
         raise OSError(errno.ENOMEM, error.message) from None
     fd = make_memfd(nbytes)
-    try:
+    with _closed_on_error(fd):
         return fd, Mapping(fd, nbytes)
-    except BaseException:
-        os.close(fd)
-        raise
 
 
 def open_memfd(pid: int, fd: int, inode: int, *, nbytes: int, writable: bool = True) -> int:
@@ -254,7 +260,7 @@ def open_memfd(pid: int, fd: int, inode: int, *, nbytes: int, writable: bool = T
     # Without O_NONBLOCK, opening a FIFO would wait until another process opens its other end.
     flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     ours = os.open(f"/proc/{pid}/fd/{fd}", flags)
-    try:
+    with _closed_on_error(ours):
         status = os.fstat(ours)
         if status.st_ino != inode:
             raise OSError(
@@ -273,9 +279,6 @@ def open_memfd(pid: int, fd: int, inode: int, *, nbytes: int, writable: bool = T
                 f"descriptor {fd} of process {pid} has {status.st_size} bytes, or its size is not "
                 f"sealed"
             )
-    except BaseException:
-        os.close(ours)
-        raise
     return ours
 
 
@@ -924,12 +927,7 @@ class PeerPool:
         pid, fd, inode = offer
         self._pid = pid
         self._table_fd = open_memfd(pid, fd, inode, nbytes=8 * SHM_CELLS)
-        try:
-            array = Mapping(self._table_fd, 8 * SHM_CELLS).array()
-        except BaseException:
-            os.close(self._table_fd)
-            raise
-        self._cells = memoryview(array).cast("q")  # type: ignore[arg-type]
+        self._cells = memoryview(Mapping(self._table_fd, 8 * SHM_CELLS).array()).cast("q")  # type: ignore[arg-type]
         self.nonce = self._cells[NONCE_CELL]
         self._mapped: OrderedDict[int, Segment] = OrderedDict()
         self._opened: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()

@@ -206,8 +206,10 @@ class BulkChannel:
     def _send_chunks(self) -> None:
         while (piece := self.transfers.next_chunk(self._clock())) is not None:
             transfer, part, offset, nbytes = piece
-            frame = transfer.buffers[part][offset : offset + nbytes]
-            if not self._send_message(Chunk(transfer.id, part, offset), (frame,)):
+            if not self._send_message(
+                Chunk(transfer.id, part, offset),
+                (transfer.buffers[part][offset : offset + nbytes],),
+            ):
                 return  # the connection is lost, and its owner will notice
             if transfer.state is not TransferState.SENDING:
                 transfer.buffers = []
@@ -257,8 +259,7 @@ class BulkChannel:
         nbytes = len(frames[0]) if len(frames) == 1 else 0
         transfer = self.tracked.get(id)
         if transfer is not None and 0 < nbytes <= self.transfers.room_at(id, part, offset):
-            target = transfer.buffers[part]
-            target[offset : offset + nbytes] = np.frombuffer(frames[0], np.uint8)
+            transfer.buffers[part][offset : offset + nbytes] = np.frombuffer(frames[0], np.uint8)
         outcome = self.transfers.arrived(id, part, offset, nbytes)
         credit = self.transfers.credit_after(nbytes)
         if credit:

@@ -337,7 +337,8 @@ def pack_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Packed:
 def _pack(value: Any, roots: Sequence[tuple[str, Any]]) -> Packed:
     parts: list[Any] = []
     try:
-        return _joined(_dumps(value, parts), parts)
+        blob = _dumps(value, parts)
+        return blob if not parts and len(blob) <= INLINE_BYTES_MAX else [blob, *parts]
     except MemoryError as error:
         # no part is at fault, so none is searched for
         said = f": {error}" if str(error) else ""
@@ -347,10 +348,6 @@ def _pack(value: Any, roots: Sequence[tuple[str, Any]]) -> Packed:
         ) from error
     except Exception as error:
         _raise_not_picklable(roots, error)
-
-
-def _joined(blob: bytes, parts: list[Any]) -> Packed:
-    return blob if not parts and len(blob) <= INLINE_BYTES_MAX else [blob, *parts]
 
 
 class _Dump:
@@ -847,9 +844,8 @@ def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
     StopIteration would end loops of the receiver, so it becomes an OutOfRangeError. `unpickling`
     means that the exception was raised before the function began; the RemoteTraceback then says so.
     """
-    lines = traceback.format_exception(error)
     text = _cut(
-        "".join(_cut(line, ERROR_BYTES_MAX // 16) for line in lines)
+        "".join(_cut(line, ERROR_BYTES_MAX // 16) for line in traceback.format_exception(error))
     )  # a long message leaves room for the frames
     if isinstance(error, StopIteration):
         error = OutOfRangeError(f"StopIteration: {text_of(error)}")

@@ -123,7 +123,7 @@ class KeyService:
             return ""
         # A key without a name may register any name if there is no CURVE, or if the file
         # `authorized` lists the key.
-        if not name and (not self._curve or self._keyring.verdict(peer.key).role):
+        if not name and (not self._curve or self._keyring.state(peer.key).role):
             return ""
         if not name:
             return f"the key of this process was replaced or revoked, so it may not register as {requested_name}: join with a new ticket"
@@ -268,7 +268,7 @@ class KeyService:
             other_keys = (key for key in (*ring.static, *ring.members) if key not in matching_keys)
             last = (
                 ""
-                if any(ring.verdict(key).role == ADMIN for key in other_keys)
+                if any(ring.state(key).role == ADMIN for key in other_keys)
                 else ", which is the last admin key"
             )
             raise errors.PermissionDeniedError(
