@@ -412,7 +412,8 @@ class Router:
         """
         return sum(
             unsent_bytes(peer.fd) + (peer.bulk.undelivered if peer.bulk else 0)
-            for peer in [peer for peer in self.peers if port in (0, peer.port)]
+            for peer in self.peers
+            if port in (0, peer.port)
         )
 
     def unbind(self, address: str) -> None:
