@@ -127,21 +127,10 @@ class TaskWelcome(NamedTuple):
     errors_count: int
 
 
-class TaskStatus(NamedTuple):
-    """The state of a task: "missing", "joining", "up", "error" or "left". `code` and `message`
-    describe the task's error."""
-
-    task: Task
-    state: str
-    incarnation: int
-    code: int
-    message: str
-
-
 @dataclass(slots=True)
-class _Record:
-    """The keeper's knowledge of one task. `code` and `message` describe the task's error, in state
-    ERROR only."""
+class TaskRecord:
+    """The keeper's knowledge of one task. `state` is "missing", "joining", "up", "error" or "left".
+    `code` and `message` describe the task's error, in state ERROR only."""
 
     task: Task
     state: str = MISSING
@@ -178,7 +167,7 @@ class Coordination:
         that registers becomes a member."""
         self._config = config
         self._open = tasks is None
-        self._records = {task: _Record(task) for task in tasks or ()}
+        self._records = {task: TaskRecord(task) for task in tasks or ()}
         self._barriers = Barriers()
         self._own_waits: dict[Ticket, tuple[str, Task]] = {}
         """The barrier, SHUTDOWN or ALL_TASKS, and the task of each request that waits there."""
@@ -200,7 +189,7 @@ class Coordination:
             if len(self._records) >= limits.WORKERS_MAX:
                 text = f"{limits.WORKERS_MAX} tasks are known here: no room for more"
                 return [Fail(ticket, RESOURCE_EXHAUSTED, text)]
-            record = self._records[task] = _Record(task)
+            record = self._records[task] = TaskRecord(task)
         if record is None:
             return [Fail(ticket, INVALID_ARGUMENT, self._not_in_cluster(task))]
         if incarnation in record.retired:  # P1: a later incarnation has registered
@@ -456,14 +445,12 @@ class Coordination:
         waiting[task] = ticket
         return effects + self._reply_alive()
 
-    def states(self, jobs: Iterable[str] | None = None) -> list[TaskStatus]:
-        """Return the states of all tasks, or of the tasks of some jobs, in the order of the
-        cluster."""
-        wanted = None if jobs is None else set(jobs)
+    def states(self, jobs: Iterable[str] | None = None) -> list[TaskRecord]:
+        """Return the records of all tasks, or of the tasks of some jobs, in the order of the
+        cluster. The caller must not change them."""
+        names = None if jobs is None else set(jobs)
         return [
-            TaskStatus(r.task, r.state, r.incarnation, r.code, r.message)
-            for r in self._records.values()
-            if wanted is None or r.task[0] in wanted
+            record for record in self._records.values() if names is None or record.task[0] in names
         ]
 
     # -- time, and the end of callers --------------------------------------------------------------
@@ -488,10 +475,6 @@ class Coordination:
         """The barriers at which tasks wait, each with the tasks that have not called the barrier
         yet."""
         return {name: self._barriers.missing(name) for name in self._barriers.open}
-
-    def heard_at(self, task: Task) -> float:
-        """Return the time at which the last sign of life of a known task has arrived."""
-        return self._records[task].heard_at
 
     def ticked(self, now: float) -> list[Effect]:
         """End the waits whose deadline has come, and fail the tasks whose sign of life is
@@ -565,7 +548,9 @@ class Coordination:
                 return INTERNAL, f"barrier {name!r} failed: {task_name(record.task)} has left"
         return None
 
-    def _join(self, record: _Record, ticket: Ticket, incarnation: int, now: float) -> list[Effect]:
+    def _join(
+        self, record: TaskRecord, ticket: Ticket, incarnation: int, now: float
+    ) -> list[Effect]:
         effects: list[Effect] = []
         if record.state == JOINING:
             effects.append(
@@ -609,7 +594,7 @@ class Coordination:
                 record.state, record.joining = MISSING, None
         return effects
 
-    def _may_return(self, record: _Record) -> bool:
+    def _may_return(self, record: TaskRecord) -> bool:
         """Return whether a task in error may register again without a reset."""
         recovers = (
             record.task[0] in self._config.recoverable_jobs
@@ -617,7 +602,7 @@ class Coordination:
         )
         return record.code == UNAVAILABLE and recovers
 
-    def _refresh(self, record: _Record, now: float) -> None:
+    def _refresh(self, record: TaskRecord, now: float) -> None:
         record.heard_at, record.away_until = now, inf
         self._check_at = min(self._check_at, now + self._config.heartbeat_timeout_s)
 
@@ -645,10 +630,10 @@ class Coordination:
         self._check_at = min([*times, *(poll.until for poll in self._polls.values())], default=inf)
         return effects
 
-    def _lose(self, record: _Record, why: str, now: float) -> list[Effect]:
+    def _lose(self, record: TaskRecord, why: str, now: float) -> list[Effect]:
         return self._fail(record, UNAVAILABLE, f"{task_name(record.task)} is lost: {why}", now)
 
-    def _fail(self, record: _Record, code: int, message: str, now: float) -> list[Effect]:
+    def _fail(self, record: TaskRecord, code: int, message: str, now: float) -> list[Effect]:
         """Put a task into error, and end its barriers. All polls get the error, or only the poll of
         this task if its job may recover."""
         record.state, record.code, record.message, record.away_until = ERROR, code, message, inf
@@ -665,7 +650,7 @@ class Coordination:
                 effects.append(ReplyValue(poll.ticket, [error]))
         return effects
 
-    def _leave(self, record: _Record, how: str, now: float) -> list[Effect]:
+    def _leave(self, record: TaskRecord, how: str, now: float) -> list[Effect]:
         if record.state in (MISSING, LEFT):
             return []
         effects: list[Effect] = []

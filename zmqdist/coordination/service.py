@@ -184,10 +184,10 @@ class CoordinationService:
     def _snapshot(self) -> KeeperSnapshot:
         tasks, keys = self._tasks, self._keys
         rows = {
-            task_name(task): TaskRow(
-                state, incarnation, tasks.is_away(task, incarnation), tasks.heard_at(task)
+            task_name(record.task): TaskRow(
+                record.state, record.incarnation, record.away_until < inf, record.heard_at
             )
-            for task, state, incarnation, *_ in tasks.states()
+            for record in tasks.states()
         }
         barriers = {
             name: tuple(map(task_name, missing)) for name, missing in tasks.open_barriers.items()
@@ -271,7 +271,12 @@ class CoordinationService:
             if jobs is None
             else [_name(job, "a job") for job in _items(jobs, "a list of jobs")]
         )
-        call.reply([(*state.task, *state[1:]) for state in self._tasks.states(wanted_jobs)])
+        call.reply(
+            [
+                (*record.task, record.state, record.incarnation, record.code, record.message)
+                for record in self._tasks.states(wanted_jobs)
+            ]
+        )
 
     def _alive(self, call: PendingCall, identity: Any, tasks: Any) -> None:
         self._drop_with_caller(call)

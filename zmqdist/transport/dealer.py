@@ -498,8 +498,7 @@ class Connector:
 
     def _fail(self, why: str, now: float) -> None:
         self.trouble = why
-        self._drop()
-        self._schedule_attempt(now)
+        self.retry(now)
 
     def _refuse(self, refusal: OpError) -> OpError:
         self.trouble = str(refusal)

@@ -191,19 +191,17 @@ class Peer:
 def fd_of(frame: zmq.Frame) -> int:
     """Return the descriptor of the connection through which a frame arrived; -1 if ZeroMQ does not
     know it."""
-    try:
+    with contextlib.suppress(zmq.ZMQError, ValueError, TypeError):
         return int(frame.get(zmq.SRCFD))
-    except (zmq.ZMQError, ValueError, TypeError):
-        return -1
+    return -1
 
 
 def property_of(frame: zmq.Frame, name: str) -> str:
     """Return a property of the connection through which a frame arrived; "" if the connection has
     no property of this name."""
-    try:
+    with contextlib.suppress(zmq.ZMQError):
         return str(frame.get(name))
-    except zmq.ZMQError:
-        return ""
+    return ""
 
 
 def printable(text: str) -> str:
@@ -271,7 +269,7 @@ class Router:
         """
         self.on_hello: Callable[[Peer], None] | None = None
         self.on_gone: list[Callable[[Peer], None]] = []
-        self.dropped: dict[str, int] = {}
+        self.dropped: Counter[str] = Counter()
         self.received = 0
         self.refused_handshakes = 0
         self._closed_by_peer = False
@@ -604,7 +602,7 @@ class Router:
             try:
                 self._handle_frames(peer, header, frames)
             except WireError as error:
-                self._count("not a message")
+                self.dropped["not a message"] += 1
                 self._refuse(peer, INVALID_ARGUMENT, error.problem)
                 if not peer.fault_logged:
                     peer.fault_logged = True
@@ -653,10 +651,10 @@ class Router:
 
     def _handle_frames(self, peer: Peer, header: bytes, frames: list[memoryview] | None) -> None:
         if peer.ignored:
-            self._count("refused peer")
+            self.dropped["refused peer"] += 1
             return
         if frames is None:
-            self._count("too many frames or bytes")
+            self.dropped["too many frames or bytes"] += 1
             self._refuse(peer, RESOURCE_EXHAUSTED, "a message has too many frames or bytes")
             # The C library keeps the message's freed memory, perhaps a gigabyte. A timer returns it
             # to the system once for many messages.
@@ -667,7 +665,7 @@ class Router:
             return
         if peer.hello is None:
             peer.ignored = True
-            self._count("before the hello")
+            self.dropped["before the hello"] += 1
             self._refuse(
                 peer, FAILED_PRECONDITION, "the first message of a connection must be a hello"
             )
@@ -676,12 +674,12 @@ class Router:
         handler = self._handlers.get(type(message))
         if handler is None:
             if not isinstance(message, (Ping, Goodbye, Refused)):
-                self._count("not served here")
+                self.dropped["not served here"] += 1
                 self._refuse(peer, UNIMPLEMENTED, f"{type(message).__name__} is not served here")
             return
         fn, roles = handler
         if (roles is not None and peer.role not in roles) or (roles is None and peer.limited):
-            self._count("not allowed")
+            self.dropped["not allowed"] += 1
             self._refuse(
                 peer,
                 PERMISSION_DENIED,
@@ -693,7 +691,7 @@ class Router:
 
     def _handle_hello(self, peer: Peer, header: bytes) -> None:
         if peer.hello is not None:
-            self._count("second hello")
+            self.dropped["second hello"] += 1
             return
         if self.stopping:
             return
@@ -701,7 +699,7 @@ class Router:
             hello = decode_hello(header, peer.name)
         except ProtocolMismatchError as error:
             peer.ignored = True
-            self._count("other protocol version")
+            self.dropped["other protocol version"] += 1
             log.warning("refused: %s", error)
             # with this hello, the peer's error can name both versions, too
             self._send_raw(peer, self._hello)
@@ -745,9 +743,6 @@ class Router:
         if peer.refusals < REFUSALS_MAX:
             peer.refusals += 1
             self._send_raw(peer, encode(Refused(code, text)))
-
-    def _count(self, reason: str) -> None:
-        self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     # -- peers that have gone ----------------------------------------------------------------------
 

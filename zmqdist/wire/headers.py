@@ -94,13 +94,9 @@ class Items(msgspec.Struct, array_like=True, gc=False, frozen=True):
     end: tuple[int, str] | None = None
 
 
-_encode = msgspec.msgpack.Encoder().encode
+encode_items = msgspec.msgpack.Encoder().encode
+"""`encode_items(items) -> bytes`: return the items as bytes."""
 _decode = msgspec.msgpack.Decoder(Items).decode
-
-
-def encode_items(items: Items) -> bytes:
-    """Return the items as bytes."""
-    return _encode(items)
 
 
 def decode_items(body: bytes, frames: int, peer: str) -> Items:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import lru_cache
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -130,7 +131,7 @@ def host_identity() -> str:
     """
     parts = []
     for path, read in (
-        ("/proc/sys/kernel/random/boot_id", _read),
+        ("/proc/sys/kernel/random/boot_id", lambda path: Path(path).read_text()),
         ("/proc/self/ns/pid", os.readlink),
         ("/proc/self/ns/user", os.readlink),
     ):
@@ -139,8 +140,3 @@ def host_identity() -> str:
         except OSError:
             parts.append("?")
     return " ".join(parts)
-
-
-def _read(path: str) -> str:
-    with open(path) as file:
-        return file.read()

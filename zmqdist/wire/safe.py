@@ -519,10 +519,6 @@ def _write_scalar(value: Any, out: _Writer, depth: int) -> Any:
     return (_SCALAR, described, data)
 
 
-def _write_complex(value: complex, out: _Writer, depth: int) -> Any:
-    return (_COMPLEX, value.real, value.imag)
-
-
 def _write_int(value: int, out: _Writer, depth: int) -> Any:
     if -(2**63) <= value < 2**64:
         return value
@@ -542,23 +538,24 @@ def _write_bytes(value: Any, out: _Writer, depth: int) -> Any:
     return data
 
 
-def _write_spec(value: TensorSpec, out: _Writer, depth: int) -> Any:
-    return (_SPEC, value.shape, _described(value.dtype, "a TensorSpec"), value.name)
-
-
 _WRITERS: dict[type, Callable[[Any, _Writer, int], Any]] = {
     tuple: _write_tuple,
     list: _write_list,
     dict: _write_dict,
     np.ndarray: _write_array,
     np.memmap: _write_array,
-    complex: _write_complex,
+    complex: lambda value, out, depth: (_COMPLEX, value.real, value.imag),
     int: _write_int,
     str: _write_str,
     bytes: _write_bytes,
     bytearray: _write_bytes,
     memoryview: _write_bytes,
-    TensorSpec: _write_spec,
+    TensorSpec: lambda spec, out, depth: (
+        _SPEC,
+        spec.shape,
+        _described(spec.dtype, "a TensorSpec"),
+        spec.name,
+    ),
 }
 
 
@@ -754,10 +751,6 @@ def _read_list(node: list[Any], reader: _Reader, depth: int) -> Any:
     return [_value(item, reader, depth) for item in node[1:]]
 
 
-def _read_tuple(node: list[Any], reader: _Reader, depth: int) -> Any:
-    return tuple(_read_list(node, reader, depth))
-
-
 def _read_dict(node: list[Any], reader: _Reader, depth: int) -> Any:
     items = _read_list(node, reader, depth)
     keys = items[::2]
@@ -813,19 +806,11 @@ def _read_complex(node: list[Any], reader: _Reader, depth: int) -> Any:
     return complex(real, imag)
 
 
-def _read_big_int(node: list[Any], reader: _Reader, depth: int) -> Any:
-    return int.from_bytes(_bytes_in(_exactly(node, 2)[1]), "little", signed=True)
-
-
 def _read_text(node: list[Any], reader: _Reader, depth: int) -> Any:
     data = _exactly(node, 2)[1]
     return (_bytes_in(data) if type(data) is bytes else _framed(data, reader)).decode(
         "utf-8", "surrogatepass"
     )
-
-
-def _read_bytes(node: list[Any], reader: _Reader, depth: int) -> Any:
-    return _framed(_exactly(node, 2)[1], reader)
 
 
 def _framed(data: Any, reader: _Reader) -> bytes:
@@ -842,16 +827,18 @@ def _read_spec(node: list[Any], reader: _Reader, depth: int) -> Any:
 
 
 _READERS: dict[int, Callable[[list[Any], _Reader, int], Any]] = {
-    _TUPLE: _read_tuple,
+    _TUPLE: lambda node, reader, depth: tuple(_read_list(node, reader, depth)),
     _LIST: _read_list,
     _DICT: _read_dict,
     _NAMED: _read_named,
     _ARRAY: _read_array,
     _SCALAR: _read_scalar,
     _COMPLEX: _read_complex,
-    _BIG_INT: _read_big_int,
+    _BIG_INT: lambda node, reader, depth: int.from_bytes(
+        _bytes_in(_exactly(node, 2)[1]), "little", signed=True
+    ),
     _TEXT: _read_text,
-    _BYTES: _read_bytes,
+    _BYTES: lambda node, reader, depth: _framed(_exactly(node, 2)[1], reader),
     _SPEC: _read_spec,
     _FROZEN: _read_frozen,
 }

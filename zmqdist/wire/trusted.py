@@ -445,18 +445,14 @@ def _cached(fn: Any, maxsize: int | None, typed: bool) -> Any:
     return functools.lru_cache(maxsize, typed)(fn)
 
 
-def _reduce_cached_property(value: Any) -> tuple[Any, ...]:
-    # Before Python 3.12 the object has a lock.
-    return (
+_RULES_BY_VALUE: Final[dict[type, Callable[[Any], Any]]] = {
+    CACHED_FUNCTION: _reduce_cached,
+    # before Python 3.12 the object has a lock
+    functools.cached_property: lambda value: (
         type(value),
         (value.func,),
         {name: item for name, item in vars(value).items() if name != "lock"},
-    )
-
-
-_RULES_BY_VALUE: Final[dict[type, Callable[[Any], Any]]] = {
-    CACHED_FUNCTION: _reduce_cached,
-    functools.cached_property: _reduce_cached_property,
+    ),
     # `functools.singledispatch` captures one
     WeakKeyDictionary: lambda value: (WeakKeyDictionary, (dict(value),)),
 }
