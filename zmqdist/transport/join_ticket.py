@@ -163,8 +163,13 @@ def join(
         if address == ticket.dispatcher
         else f" (the join ticket names the dispatcher at {ticket.dispatcher})"
     )
-    source = f"the join ticket for {ticket.name}"
-    security = ClientSecurity(CURVE, JOINING, source, key=pair, server_key=ticket.server_key)
+    security = ClientSecurity(
+        CURVE,
+        JOINING,
+        f"the join ticket for {ticket.name}",
+        key=pair,
+        server_key=ticket.server_key,
+    )
     replies: SimpleQueue[Joined | OpError] = SimpleQueue()
 
     def handle_message(message: Message, _frames: object) -> None:

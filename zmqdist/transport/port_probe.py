@@ -356,32 +356,38 @@ def explain_failure(address: str, result: ProbeResult, timeout_s: float) -> tupl
             if isinstance(failure, TimeoutError)
             else failure and failure.strerror
         )
-        advice = "correct its spelling, have it in DNS or /etc/hosts of this host, or write its IP address"
-        return f"the host name {host} cannot be looked up ({why})", advice
+        return (
+            f"the host name {host} cannot be looked up ({why})",
+            "correct its spelling, have it in DNS or /etc/hosts of this host, or write its IP address",
+        )
     if result.rejection is not None:
         return _explain_rejection(host, port, result.rejection)
     if isinstance(failure, ConnectionRefusedError):
-        advice = "start the server, or use the address that it printed; port 0 means a new one at each start"
-        return f"{host} is up, and no process listens on port {port}", advice
+        return (
+            f"{host} is up, and no process listens on port {port}",
+            "start the server, or use the address that it printed; port 0 means a new one at each start",
+        )
     if isinstance(failure, TimeoutError):
-        advice = f"check that {host} is up and that a firewall lets TCP port {port} through (nc -vz {host} {port})"
-        return f"no reply to a TCP connection within {timeout_s:g} s", advice
-    advice = f"check that {host} is on a network that this host reaches (ip route get {result.ip_address})"
-    return f"no TCP connection ({failure and failure.strerror})", advice
+        return (
+            f"no reply to a TCP connection within {timeout_s:g} s",
+            f"check that {host} is up and that a firewall lets TCP port {port} through (nc -vz {host} {port})",
+        )
+    return (
+        f"no TCP connection ({failure and failure.strerror})",
+        f"check that {host} is on a network that this host reaches (ip route get {result.ip_address})",
+    )
 
 
 def _explain_rejection(host: str, port: int, rejection: Rejection) -> tuple[str, str]:
     if rejection.forbidden:
-        advice = (
+        return f"a firewall at {rejection.sender} rejects TCP port {port} of {host}", (
             f"let TCP port {port} through there, or have servers take ports that it lets through "
             f"(`ports:` in the "
             "cluster file, ZMQDIST_PORTS)"
         )
-        return f"a firewall at {rejection.sender} rejects TCP port {port} of {host}", advice
-    advice = (
+    return f"{rejection.sender} reports that no route leads to {host}", (
         f"see that {host} is up, and that the routes to its network are right (ip route get {host})"
     )
-    return f"{rejection.sender} reports that no route leads to {host}", advice
 
 
 def port_owner(ip_address: str, port: int) -> PortOwner | None:
