@@ -43,8 +43,9 @@ import zmq
 from zmq.utils import z85
 
 from zmqdist.errors import AlreadyExistsError, FailedPreconditionError
-from zmqdist.transport.credentials import TOKEN_FILE_VARIABLE
 
+TOKEN_FILE_VARIABLE: Final = "ZMQDIST_TOKEN_FILE"
+KEYS_DIR_VARIABLE: Final = "ZMQDIST_KEYS_DIR"
 TOKEN_BYTES_MIN: Final = 32
 TOKEN_BYTES_MAX: Final = 255
 """Bytes. ZeroMQ does not accept a longer password."""

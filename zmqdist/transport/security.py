@@ -81,7 +81,6 @@ from zmqdist.addresses import is_ipv6, is_loopback
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, UnauthenticatedError
 from zmqdist.limits import MESSAGES_PER_WAKE_MAX, PEERS_MAX
 from zmqdist.transport import keys
-from zmqdist.transport.credentials import KEYS_DIR_VARIABLE
 from zmqdist.transport.endpoint import split
 from zmqdist.transport.keyring_machine import (
     JOINING,
@@ -89,12 +88,11 @@ from zmqdist.transport.keyring_machine import (
     LISTENING_ROLES,
     REVOKED,
 )
-from zmqdist.transport.keys import ROLES
+from zmqdist.transport.keys import KEYS_DIR_VARIABLE, ROLES
 
 if TYPE_CHECKING:
     from zmqdist.messages import KeyState
     from zmqdist.transport.loop import Loop
-    from zmqdist.transport.peer_keys import Voucher
 
 log = logging.getLogger("zmqdist.transport")
 
@@ -319,7 +317,7 @@ before it replaces a lost connection. ZeroMQ's value -1 means "never", but with 
 discards messages that had arrived and were not read before the connection ended.
 """
 
-VoucherOf: TypeAlias = "Callable[[str | Path, str], Voucher | None]"
+VoucherOf: TypeAlias = "Callable[[str | Path, str], Vouching | None]"
 
 _LISTEN: Final = "0A"
 READ_BYTES: Final = 256
@@ -335,6 +333,20 @@ class KeyWatcher(Protocol):
         """End the connections to peers with this key. Any thread may call this."""
 
 
+class Vouching(Protocol):
+    """The protocol by which a socket asks a dispatcher about keys. peer_keys.py implements it."""
+
+    def attach(self, watcher: KeyWatcher) -> None: ...
+
+    def detach(self, watcher: KeyWatcher) -> None: ...
+
+    def judge(self, key: bytes) -> KeyState: ...
+
+    def ask(self, key: bytes, answer: Callable[[], object]) -> None: ...
+
+    def expected(self, address: str, peer: bytes) -> bytes | None: ...
+
+
 @dataclass(frozen=True)
 class ServerSecurity:
     """The mechanism and the secrets with which a server checks each peer. `server_security` makes
@@ -343,7 +355,7 @@ class ServerSecurity:
     mechanism: str
     policy: Policy = field(default_factory=Policy)
     key: keys.KeyPair | None = None
-    voucher: Voucher | None = None
+    voucher: Vouching | None = None
 
     @property
     def public(self) -> bytes:
@@ -411,7 +423,7 @@ class ClientSecurity:
     server_key: bytes = b""
     folder: str = ""
     peer: bytes = b""
-    voucher: Voucher | None = None
+    voucher: Vouching | None = None
 
     def apply(self, socket: zmq.Socket[bytes], address: str) -> None:
         """Set the options of a DEALER, and switch off ZeroMQ's own reconnecting. Call it before the
@@ -487,7 +499,7 @@ def server_security(
         CURVE the socket shows the key of this role.
       insecure: if there are no keys, let every peer connect as admin, unencrypted, and log a
         warning.
-      vouched: a function that returns the Voucher for a key folder and a role, or None if no
+      vouched: a function that returns the Vouching for a key folder and a role, or None if no
         dispatcher vouches for keys.
 
     Raises:
@@ -556,7 +568,7 @@ def client_security(
 
 
 def _curve_client(
-    address: str, role: str, folder: str | Path, peer: bytes, voucher: Voucher | None
+    address: str, role: str, folder: str | Path, peer: bytes, voucher: Vouching | None
 ) -> ClientSecurity:
     joined = keys.load_joined(folder)
     role = role if joined is None else joined.role
