@@ -213,9 +213,9 @@ class KeeperLink:
                 self._waits.discard(wait)
 
     def _wait_and_log(self, result: StatusOrResult, wait: LoggedWait) -> None:
-        ended = threading.Event()
-        result.add_done_callback(lambda _: ended.set())
-        while not ended.wait(WAIT_LOG_S):
+        finished_event = threading.Event()
+        result.add_done_callback(lambda _: finished_event.set())
+        while not finished_event.wait(WAIT_LOG_S):
             log.warning(
                 "%s has waited %.0f s %s",
                 self.name,
@@ -428,8 +428,8 @@ class KeeperLink:
         pending = internal_client.start(self._registration_client, PREFIX + method, *args, due=due)
         with self._changed:
             self._pending = pending
-            wanted = self._state in states
-        if not wanted:
+            may_send = self._state in states
+        if not may_send:
             pending.cancel()
         return pending.get_value()
 

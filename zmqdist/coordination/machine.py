@@ -200,8 +200,8 @@ class Coordination:
                     f"{task_name(task)} was restarted since: this incarnation of it is over",
                 )
             ]
-        same = incarnation == record.incarnation
-        if record.state == UP and same:  # the task registers again, because it has reconnected
+        reconnects = incarnation == record.incarnation
+        if record.state == UP and reconnects:
             self._refresh(record, now)
             return [ReplyValue(ticket, TaskWelcome(self._errors_count))]
         effects: list[Effect] = []
@@ -239,9 +239,9 @@ class Coordination:
             return [Fail(ticket, record.code, record.message)]
         if incarnation != record.incarnation:
             text = f"{task_name(task)} sent a sign of life as another incarnation than the registered one"
-            known = incarnation in record.retired or record.state != UP
+            is_harmless = incarnation in record.retired or record.state != UP
             return [
-                *([] if known else self._fail(record, ABORTED, text, now)),
+                *([] if is_harmless else self._fail(record, ABORTED, text, now)),
                 Fail(ticket, ABORTED, text),
             ]
         self._refresh(record, now)
@@ -336,14 +336,14 @@ class Coordination:
         record = self._records[task]
         if record.state != UP or not together or not self._config.shutdown_timeout_s:
             return [*self._leave(record, "has shut down", now), ReplyValue(ticket)]
-        wanted = self._barriers.tasks_of(SHUTDOWN) or frozenset(
+        members = self._barriers.tasks_of(SHUTDOWN) or frozenset(
             record.task for record in self._records.values() if record.state not in (ERROR, LEFT)
         )
         counter = self._barriers.next_counter(SHUTDOWN)
         due = now + self._config.shutdown_timeout_s
         self._own_waits[ticket] = SHUTDOWN, task
         return self._to_callers(
-            self._barriers.arrived(ticket, SHUTDOWN, counter, task, wanted, due), now
+            self._barriers.arrived(ticket, SHUTDOWN, counter, task, members, due), now
         )
 
     # -- barriers, and requests about other tasks --------------------------------------------------
@@ -378,9 +378,9 @@ class Coordination:
                     f"barrier {name!r}: name its tasks, because this cluster has no list of them",
                 )
             ]
-        wanted = frozenset(self._records if tasks is None else tasks)
+        members = frozenset(self._records if tasks is None else tasks)
         effects = self._barriers.arrived(
-            ticket, name, counter, task, wanted, due, self._problem_of_barrier(name, task, wanted)
+            ticket, name, counter, task, members, due, self._problem_of_barrier(name, task, members)
         )
         return self._to_callers(effects, now)
 
@@ -423,20 +423,20 @@ class Coordination:
         that is alive has asked, too (P5)."""
         if problem := self._problem(task, incarnation, now):
             return [Fail(ticket, *problem)]
-        wanted = frozenset(self._records if tasks is None else tasks)
-        unknown = wanted - self._records.keys()
-        if unknown:
-            return [Fail(ticket, INVALID_ARGUMENT, self._not_in_cluster(min(unknown)))]
-        if task not in wanted:
+        members = frozenset(self._records if tasks is None else tasks)
+        strangers = members - self._records.keys()
+        if strangers:
+            return [Fail(ticket, INVALID_ARGUMENT, self._not_in_cluster(min(strangers)))]
+        if task not in members:
             return [
                 Fail(
                     ticket,
                     INVALID_ARGUMENT,
-                    f"{task_name(task)} is none of {task_names(sorted(wanted))}, whose states it "
+                    f"{task_name(task)} is none of {task_names(sorted(members))}, whose states it "
                     f"requests",
                 )
             ]
-        waiting = self._alive.setdefault(wanted, {})
+        waiting = self._alive.setdefault(members, {})
         effects: list[Effect] = []
         if task in waiting:
             effects.append(
@@ -499,7 +499,7 @@ class Coordination:
             if record.state == JOINING and record.joining == ticket:
                 record.state, record.joining = MISSING, None
         for waiting in self._alive.values():
-            for task in [task for task, other in waiting.items() if other == ticket]:
+            for task in [task for task, waiter in waiting.items() if waiter == ticket]:
                 del waiting[task]
         self._alive = {tasks: waiting for tasks, waiting in self._alive.items() if waiting}
         return []
@@ -535,13 +535,13 @@ class Coordination:
         return None
 
     def _problem_of_barrier(
-        self, name: str, task: Task, wanted: frozenset[Task]
+        self, name: str, task: Task, members: frozenset[Task]
     ) -> tuple[int, str] | None:
         """Return (code, text) if a barrier of these tasks cannot pass, or None if it can."""
-        unknown = wanted - self._records.keys()
-        if unknown:
-            return INVALID_ARGUMENT, f"barrier {name!r}: {self._not_in_cluster(min(unknown))}"
-        for record in (self._records[other] for other in sorted(wanted | {task})):
+        strangers = members - self._records.keys()
+        if strangers:
+            return INVALID_ARGUMENT, f"barrier {name!r}: {self._not_in_cluster(min(strangers))}"
+        for record in (self._records[member] for member in sorted(members | {task})):
             if record.state == ERROR:
                 return INTERNAL, f"barrier {name!r} failed: {record.message}"
             if record.state == LEFT:
@@ -568,12 +568,12 @@ class Coordination:
             return [*effects, ReplyValue(ticket, TaskWelcome(self._errors_count))]
         record.state, record.joining = JOINING, ticket
         self._register_by = min(self._register_by, now + self._config.register_timeout_s)
-        if all(other.state == JOINING for other in self._records.values()):
+        if all(member.state == JOINING for member in self._records.values()):
             self._complete, self._register_by = True, inf
-            for other in self._records.values():
-                effects.append(ReplyValue(other.joining, TaskWelcome(self._errors_count)))
-                other.state, other.joining = UP, None
-                self._refresh(other, now)
+            for member in self._records.values():
+                effects.append(ReplyValue(member.joining, TaskWelcome(self._errors_count)))
+                member.state, member.joining = UP, None
+                self._refresh(member, now)
         return effects
 
     def _give_up_joining(self) -> list[Effect]:

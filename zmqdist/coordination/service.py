@@ -298,11 +298,13 @@ class CoordinationService:
         task, incarnation = _identity(identity)
         _barrier_name(name)
         _number(counter, "the number of a round")
-        wanted = _tasks(tasks)
+        members = _tasks(tasks)
         now = self._now()
         due = now + _seconds(timeout)
         self._drop_with_caller(call)
-        self._perform(self._tasks.barrier(call, task, incarnation, name, counter, wanted, due, now))
+        self._perform(
+            self._tasks.barrier(call, task, incarnation, name, counter, members, due, now)
+        )
 
     def _cancel_barrier(self, call: PendingCall, identity: Any, name: str, counter: int) -> None:
         task, _ = _identity(identity)
@@ -425,10 +427,10 @@ class CoordinationService:
 # -- arguments of callers --------------------------------------------------------------------------
 
 
-def _invalid(wanted: str, value: Any) -> InvalidArgumentError:
+def _invalid(expectation: str, value: Any) -> InvalidArgumentError:
     is_long = isinstance(value, str) and len(value) > _SHOWN_MAX
     shown = f"a str of {len(value)} characters" if is_long else repr(value)[:_SHOWN_MAX]
-    return InvalidArgumentError(f"wanted {wanted}, not {shown}")
+    return InvalidArgumentError(f"wanted {expectation}, not {shown}")
 
 
 def _name(text: Any, label: str, least: int = 1) -> str:

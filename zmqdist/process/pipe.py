@@ -288,7 +288,7 @@ class LoopPipe(Generic[M]):
 
     def drain(self) -> None:
         """Read all messages that have arrived from the child, even if the child has ended."""
-        while self._read_some():
+        while self._read_once():
             pass
 
     def close(self) -> None:
@@ -324,11 +324,11 @@ class LoopPipe(Generic[M]):
 
     def _read(self) -> None:
         for _ in range(READS_PER_TURN):
-            count = self._read_some()
+            count = self._read_once()
             if not count or (count < RECEIVE_BYTES and not self._frames.in_parts):
                 return  # the socket is empty
 
-    def _read_some(self) -> int:
+    def _read_once(self) -> int:
         """Read once, and return the number of bytes that were read. 0 means that no bytes have
         arrived, or that the child has ended."""
         if self._finished:

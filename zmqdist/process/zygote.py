@@ -135,9 +135,9 @@ def exit_code(pid: int) -> int:
     """Wait until a child has ended, and return its exit code, which is -n if signal n ended it. The
     process id of the child stays reserved until `reap`.
     """
-    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert ended is not None
-    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert status is not None
+    return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
 
 def end_group(pid: int) -> None:
@@ -207,7 +207,7 @@ class Zygote:
         """All running children, by pidfd."""
         self._bound: dict[int, _Child] = {}
         """The running children that are bound, by ticket."""
-        self._ended: dict[int, _Child] = {}
+        self._unreaped: dict[int, _Child] = {}
         """Unbound children that have ended, until the starting process closes their status sockets.
         The key is the zygote's descriptor of the status socket.
         """
@@ -241,7 +241,7 @@ class Zygote:
             for fd, _ in ready:
                 if fd in self._children:
                     self._report(fd)
-                elif fd in self._ended:
+                elif fd in self._unreaped:
                     self._reap(fd)
                 else:
                     data, descriptors = (b"", []) if fd == self._starter else self._receive()
@@ -403,7 +403,7 @@ class Zygote:
             child.report(ENDED, SILENT if child.silenced else code)
             reap(child.pid)
         else:
-            self._ended[child.report_to.fileno()] = child
+            self._unreaped[child.report_to.fileno()] = child
             child.report(ENDED, code)
             # without flags, poll reports only that the other end is closed
             self._poll.register(child.report_to, 0)
@@ -411,7 +411,7 @@ class Zygote:
     def _reap(self, fd: int) -> None:
         """Reap an unbound child that has ended. The starting process has closed the status socket,
         so it no longer uses the pid."""
-        child = self._ended.pop(fd)
+        child = self._unreaped.pop(fd)
         self._poll.unregister(fd)
         child.report_to.close()
         reap(child.pid)
@@ -425,12 +425,12 @@ class Zygote:
         os.close(self._starter)
         for pidfd in self._children:
             os.close(pidfd)
-        for child in (*self._children.values(), *self._ended.values()):
+        for child in (*self._children.values(), *self._unreaped.values()):
             child.report_to.close()
         if directory is not None:
             os.fchdir(directory)
             os.close(directory)
-        _place(descriptors_in, order.numbers)
+        _place_descriptors(descriptors_in, order.numbers)
         if order.environment is not None:
             os.environ.clear()
             os.environ.update(order.environment)
@@ -438,7 +438,7 @@ class Zygote:
         _settle_in(order)
 
 
-def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
+def _place_descriptors(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
     """Give the first of these file descriptors the numbers in `numbers`.
 
     These descriptors are first moved above all numbers, because a number may belong to a descriptor
@@ -503,10 +503,10 @@ def _imported(module: str, arguments: list[str]) -> ModuleType:
     """Import a module and return it. If the module has a function `prepare`, call it with the
     arguments, so that it imports further modules.
     """
-    found = importlib.import_module(module)
-    if (prepare := getattr(found, "prepare", None)) is not None:
+    imported = importlib.import_module(module)
+    if (prepare := getattr(imported, "prepare", None)) is not None:
         prepare(*arguments)
-    return found
+    return imported
 
 
 def _folders(python_path: str, directory: str) -> list[str]:

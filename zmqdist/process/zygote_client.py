@@ -68,24 +68,24 @@ class ZygoteProcess:
     def __init__(self, pid: int, control: socket.socket) -> None:
         self.pid = pid
         self.control = control
-        self._ended: int | None = None
+        self._exit_code: int | None = None
 
     def wait(self, timeout_s: float) -> int | None:
         """Wait at most `timeout_s` until the zygote has ended. Return its exit code, or None if it
         still runs."""
-        if self._ended is None:
-            self._ended = wait_and_reap(self.pid, timeout_s)
-        return self._ended
+        if self._exit_code is None:
+            self._exit_code = wait_and_reap(self.pid, timeout_s)
+        return self._exit_code
 
     def close(self) -> None:
         """End the zygote and the children that are bound to it. Unbound children continue.
         Idempotent."""
         self.control.close()
         try:
-            ended = self.wait(CLOSE_S) is not None
+            in_time = self.wait(CLOSE_S) is not None
         except KeyboardInterrupt:  # the user pressed Ctrl-C again: kill the zygote at once
-            ended = False
-        if not ended:
+            in_time = False
+        if not in_time:
             os.kill(self.pid, signal.SIGKILL)
             self.wait(CLOSE_S)
 
@@ -93,7 +93,7 @@ class ZygoteProcess:
         """Release the zygote without ending it. This is for a process that was forked from the
         owner of the zygote."""
         self.control.close()
-        self._ended = 0
+        self._exit_code = 0
 
 
 def start_slots_zygote(modules: Sequence[str], environment: Mapping[str, str]) -> ZygoteProcess:
@@ -295,12 +295,12 @@ class _Zygote(ZygoteProcess):
         with contextlib.suppress(OSError):
             self.control.settimeout(0.0)
             try:
-                gone = self.control.recv(1) == b""
+                closed = self.control.recv(1) == b""
             except BlockingIOError:
-                gone = False
+                closed = False
             finally:
                 self.control.settimeout(None)
-            if not gone:
+            if not closed:
                 return None
         return self.wait(CLOSE_S)
 
@@ -353,13 +353,13 @@ def fork(
     except OSError:
         return None
     try:
-        made = zygote.order(order, [directory, *descriptors])
+        birth = zygote.order(order, [directory, *descriptors])
     finally:
         os.close(directory)
-    if made is None:
+    if birth is None:
         _discard_if_dead(_inherited_state(environment), zygote)
         return None
-    return ForkedProcess(*made, stdout)
+    return ForkedProcess(*birth, stdout)
 
 
 def control_descriptors() -> set[int]:

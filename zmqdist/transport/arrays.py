@@ -86,8 +86,8 @@ def freeze(a: NDArray[Any]) -> NDArray[Any]:
         return a
     order = _order(a)
     source = np.frombuffer(bytes_of(a), np.uint8) if a.nbytes else np.empty(0, np.uint8)
-    made: NDArray[Any] = np.ndarray(a.shape, a.dtype, _frozen_bytes(source), order=order)
-    return made
+    frozen_array: NDArray[Any] = np.ndarray(a.shape, a.dtype, _frozen_bytes(source), order=order)
+    return frozen_array
 
 
 def _order(a: NDArray[Any]) -> Literal["C", "F"]:
@@ -120,10 +120,10 @@ def _count(shape: int | tuple[int, ...]) -> int:
     return int(np.prod(shape, dtype=object))
 
 
-def _check_array(what: str, a: Any) -> None:
+def _check_array(caller: str, a: Any) -> None:
     if type(a) not in (np.ndarray, np.memmap):
         hint = how_to_make_plain(a) if isinstance(a, np.ndarray) else "np.asarray makes one"
-        raise TypeError(f"{what}() takes a plain array, not {type(a).__name__}: {hint}")
+        raise TypeError(f"{caller}() takes a plain array, not {type(a).__name__}: {hint}")
     _check(a.dtype)
 
 

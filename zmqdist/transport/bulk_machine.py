@@ -321,8 +321,8 @@ class Transfers:
         if self._uncredited == 0 and nbytes == CHUNK_BYTES and self._receiving:
             self._uncredited = nbytes
             return 0
-        taken, self._uncredited = self._uncredited + nbytes, 0
-        return taken
+        credit, self._uncredited = self._uncredited + nbytes, 0
+        return credit
 
     def idle_credit(self) -> int:
         """Return how many bytes to acknowledge because a transfer has ended: those of a chunk whose
@@ -331,5 +331,5 @@ class Transfers:
         """
         if self._receiving:
             return 0
-        taken, self._uncredited = self._uncredited, 0
-        return taken
+        credit, self._uncredited = self._uncredited, 0
+        return credit

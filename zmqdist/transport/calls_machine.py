@@ -347,9 +347,9 @@ class ClientCalls:
         self.incarnation = 0
         self.eager_bytes = 0
         self._requeue({})
-        ended = list(self.in_flight.values())
+        ended_calls = list(self.in_flight.values())
         self.in_flight.clear()
-        for call in ended:
+        for call in ended_calls:
             call.end(
                 UNAVAILABLE,
                 f"the connection to {self._address} was lost while the call of {call.method!r} "
@@ -363,8 +363,8 @@ class ClientCalls:
                 f"the server at {self._address} has ended; the call of {call.method!r} was not "
                 f"sent",
             )
-            ended.append(call)
-        return ended
+            ended_calls.append(call)
+        return ended_calls
 
     def replied(self, reply: Reply, frames: Frames) -> ClientCall | None:
         """Record that a reply has arrived. Return the call that has ended now; None if the call had
@@ -395,8 +395,10 @@ class ClientCalls:
         """
         if now < self.deadline:
             return []
-        ended = [call for calls in self._tables() for call in calls.values() if call.due <= now]
-        for call in ended:
+        expired_calls = [
+            call for calls in self._tables() for call in calls.values() if call.due <= now
+        ]
+        for call in expired_calls:
             sent = self._forget(call)
             waited_for = "an answer" if sent or self.incarnation else f"a server at {self._address}"
             call.end(
@@ -406,20 +408,20 @@ class ClientCalls:
         self.deadline = min(
             (call.due for calls in self._tables() for call in calls.values()), default=inf
         )
-        return ended
+        return expired_calls
 
     def failed(self, code: int, message: str) -> list[ClientCall]:
         """End all calls with this error, because the server refuses this client or the client is
         closed. Return the calls."""
         self.incarnation = 0
-        ended = [call for calls in self._tables() for call in calls.values()]
+        failed_calls = [call for calls in self._tables() for call in calls.values()]
         for calls in self._tables():
             calls.clear()
         self.waiting_bytes = 0
         self.eager_bytes = 0
-        for call in ended:
+        for call in failed_calls:
             call.end(code, message)
-        return ended
+        return failed_calls
 
     def _tables(self) -> tuple[dict[int, ClientCall], ...]:
         return self.in_flight, self.held_back, self.waiting
@@ -537,8 +539,8 @@ class ServerCalls:
             del calls[served.id]
             if not calls:
                 del self._by_peer[served.peer]
-        wanted, served.dropped = served.is_wanted(now), True
-        return wanted
+        sends_reply, served.dropped = served.is_wanted(now), True
+        return sends_reply
 
     def cancelled(self, peer: Hashable, id: int) -> ServedCall | None:
         """Mark a call as cancelled: it no longer begins, and no reply is sent. It counts as

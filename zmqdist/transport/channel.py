@@ -549,11 +549,11 @@ class ClientConnection:
     def expire(self, now: float) -> None:
         """End the calls whose deadline has passed."""
         if now >= self.table.deadline:
-            ended = self.table.ticked(now)
-            self.ended += ended
+            expired_calls = self.table.ticked(now)
+            self.ended += expired_calls
             if self.bulk.tracked:
                 # the server knows the calls' deadlines, but would still send or await chunks
-                for call in ended:
+                for call in expired_calls:
                     if self.bulk.call_ended(call.id):
                         self._put(headers.encode(CancelCall(call.id)))
                 self.read_arrived()
@@ -952,7 +952,7 @@ class Channel:
             while True:
                 ready = self._connection.poll(slice_ms) if slice_ms else self._spin()
                 if self._connection.bulk.tracked:
-                    self._woke_waiters = _yield_to_others(self._turnstile, self._woke_waiters)
+                    self._woke_waiters = _yield_lock(self._turnstile, self._woke_waiters)
                 with self._lock:
                     self._after_poll(ready, slice_ms)
                     if call.ended or (shielded and self._guard.interrupted):
@@ -1107,8 +1107,8 @@ class Channel:
     def _wake_waiters(self, reader: int = _NO_THREAD) -> None:
         """Wake the threads whose calls have ended, and queue callbacks. If the leader calls this,
         `reader` is its thread."""
-        ended = self._connection.ended
-        for call in ended:
+        ended_calls = self._connection.ended
+        for call in ended_calls:
             if call is self._leader_call and self._leader != reader:
                 # the call of the leader has ended, so end its poll (R2)
                 os.eventfd_write(self._wake_fd, 1)
@@ -1122,7 +1122,7 @@ class Channel:
                 call.callbacks = None
                 self._calls_with_callbacks -= 1
                 self._ensure_reader()
-        ended.clear()
+        ended_calls.clear()
 
     # -- the reader thread -------------------------------------------------------------------------
 
@@ -1199,7 +1199,7 @@ class Channel:
             )
             ready = self._connection.poll(slice_ms)
             if self._connection.bulk.tracked:
-                self._woke_waiters = _yield_to_others(self._turnstile, self._woke_waiters)
+                self._woke_waiters = _yield_lock(self._turnstile, self._woke_waiters)
             with self._lock:
                 self._after_poll(ready, slice_ms)
                 self._send_gathered()
@@ -1220,7 +1220,7 @@ class Channel:
             self._gathering = False
 
 
-def _yield_to_others(turnstile: LockType, woke: bool) -> Literal[False]:
+def _yield_lock(turnstile: LockType, woke: bool) -> Literal[False]:
     """Let the threads that wait for the channel's lock take it before this leader does. Return the
     new value of `_woke_waiters`."""
     if woke:

@@ -102,12 +102,12 @@ class Credentials:
 
     def variables(self) -> dict[str, str]:
         """Return these credentials as environment variables."""
-        given = {
+        settings = {
             TOKEN_FILE_VARIABLE: self.token_file,
             KEYS_DIR_VARIABLE: self.keys_dir,
             VOUCHER_VARIABLE: self.voucher,
         }
-        variables = {name: str(path) for name, path in given.items() if path is not None}
+        variables = {name: str(path) for name, path in settings.items() if path is not None}
         return {**variables, INSECURE_VARIABLE: "1"} if self.insecure else variables
 
 

@@ -268,11 +268,11 @@ class Keyring:
         only that key, if it is known. Revoked keys are left out.
         """
         if isinstance(name_or_key, bytes):
-            known = name_or_key in self.members or name_or_key in self.static
-            return (name_or_key,) if known and name_or_key not in self.revoked else ()
-        found = [key for key, member in self.members.items() if member.name == name_or_key]
-        found += [key for key, role in self.static.items() if role == name_or_key]
-        return tuple(key for key in found if key not in self.revoked)
+            exists = name_or_key in self.members or name_or_key in self.static
+            return (name_or_key,) if exists and name_or_key not in self.revoked else ()
+        keys = [key for key, member in self.members.items() if member.name == name_or_key]
+        keys += [key for key, role in self.static.items() if role == name_or_key]
+        return tuple(key for key in keys if key not in self.revoked)
 
     @property
     def deadline(self) -> float | None:
@@ -314,7 +314,7 @@ class Keyring:
             case _:
                 return []
 
-    def _make(self, made: TokenMade, now: float) -> None:
+    def _make(self, event: TokenMade, now: float) -> None:
         if len(self._tokens) >= JOIN_TOKENS_MAX:
             self._tokens = {
                 number: token
@@ -326,8 +326,8 @@ class Keyring:
                 f"this dispatcher keeps {JOIN_TOKENS_MAX} join tokens, used or not: wait until "
                 f"some have expired"
             )
-        self._tokens[made.number] = _Token(made.digest, made.name, made.address, made.until)
-        self._joinable_until = max(self._joinable_until, made.until + JOIN_EXPLAINED_S)
+        self._tokens[event.number] = _Token(event.digest, event.name, event.address, event.until)
+        self._joinable_until = max(self._joinable_until, event.until + JOIN_EXPLAINED_S)
 
     def _join(
         self, peer: Peer, join: Join, key: bytes, now: float, clock_s: float
@@ -413,10 +413,10 @@ class Keyring:
     ) -> list[KeyringEffect]:
         """Add a member's key. It replaces the other current keys of the member's name, because a
         name has one current key (P5)."""
-        for other, older in list(self.members.items()):
+        for older_key, older in list(self.members.items()):
             if older.name == member.name and older.replaced_at is None:
-                self.members[other] = replace(older, replaced_at=now)
-                self._expiring[other] = now + self._renewal_s
+                self.members[older_key] = replace(older, replaced_at=now)
+                self._expiring[older_key] = now + self._renewal_s
         self.members[key] = member
         forgotten = self._forget()
         return [

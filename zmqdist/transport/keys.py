@@ -131,12 +131,12 @@ def load(path: str | Path) -> bytes:
 
 
 def read_private(
-    path: Path, what: str, *, owners: tuple[int, ...] = (), mode_bits: int = 0o077
+    path: Path, kind: str, *, owners: tuple[int, ...] = (), mode_bits: int = 0o077
 ) -> bytes:
     """Return the content of a small file that only its owner may access.
 
     Args:
-      what: the kind of file, for errors, such as "token file".
+      kind: the kind of file, for errors, such as "token file".
       owners: user ids besides this process's own that may own it.
       mode_bits: permissions that must not be set.
 
@@ -154,8 +154,8 @@ def read_private(
             if problem is None:
                 return file.read()
     except OSError as error:
-        raise FailedPreconditionError(f"cannot read the {what} {path}: {error.strerror}") from None
-    raise FailedPreconditionError(f"the {what} {path} {problem}")
+        raise FailedPreconditionError(f"cannot read the {kind} {path}: {error.strerror}") from None
+    raise FailedPreconditionError(f"the {kind} {path} {problem}")
 
 
 def _check_folder(folder: Path) -> None:
@@ -168,17 +168,17 @@ def _check_folder(folder: Path) -> None:
     require_private(status, f"the folder of the token, {folder},", mode_bits=0o077)
 
 
-def require_private(status: os.stat_result, what: str, *, mode_bits: int) -> None:
+def require_private(status: os.stat_result, subject: str, *, mode_bits: int) -> None:
     """Raise FailedPreconditionError if a file or folder belongs to another user, or if other users
     may access it.
 
     Args:
-      what: the name of the file or folder in the error, such as "the folder /x".
+      subject: the name of the file or folder in the error, such as "the folder /x".
       mode_bits: permissions that must not be set.
     """
     problem = _problem(status, (), mode_bits)
     if problem:
-        raise FailedPreconditionError(f"{what} {problem}")
+        raise FailedPreconditionError(f"{subject} {problem}")
 
 
 def _problem(status: os.stat_result, owners: tuple[int, ...], mode_bits: int) -> str | None:
@@ -191,8 +191,8 @@ def _problem(status: os.stat_result, owners: tuple[int, ...], mode_bits: int) ->
         mode_bits &= ~stat.S_IRGRP
     mode = stat.S_IMODE(status.st_mode)
     if mode & mode_bits:
-        wanted = mode & ~mode_bits
-        return f"is open to other users (mode {mode:04o}): make it private with `chmod {wanted:o}`"
+        private_mode = mode & ~mode_bits
+        return f"is open to other users (mode {mode:04o}): make it private with `chmod {private_mode:o}`"
     return None
 
 
@@ -391,13 +391,13 @@ def _lines(path: Path, mode_bits: int) -> dict[int, tuple[str, str]]:
 
 
 def _key(path: Path, lines: dict[int, tuple[str, str]], word: str) -> bytes:
-    found = [rest for name, rest in lines.values() if name == word]
-    if len(found) != 1 or decode_key(found[0]) is None:
+    values = [rest for name, rest in lines.values() if name == word]
+    if len(values) != 1 or decode_key(values[0]) is None:
         raise FailedPreconditionError(
             f"{path} is damaged: wanted one line `{word}` with a key of 40 characters; "
             "run `zmqdist keygen`, or `zmqdist keys join` if this process joined"
         )
-    return found[0].encode()
+    return values[0].encode()
 
 
 def decode_key(text: str) -> bytes | None:

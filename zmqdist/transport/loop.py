@@ -190,9 +190,9 @@ class Loop:
         """
         with self._lock:
             self._stopping = True
-            never_started = not self._started
+            unused = not self._started
             self._started = True
-        if never_started:
+        if unused:
             self._finish()
             return
         if self.in_loop:
@@ -321,9 +321,9 @@ class Loop:
         self._descriptors[fd] = on_readable, on_writable
         self._epoll.register(fd, _READ)
 
-    def watch_writable(self, fd: int, wanted: bool) -> None:
+    def watch_writable(self, fd: int, enabled: bool) -> None:
         """Switch the calls of a descriptor's `on_writable` on or off."""
-        self._epoll.modify(fd, _READ | _WRITE if wanted else _READ)
+        self._epoll.modify(fd, _READ | _WRITE if enabled else _READ)
 
     def remove_fd(self, fd: int) -> None:
         """Forget a descriptor before it is closed. Do nothing if it is not registered."""
@@ -487,10 +487,10 @@ class Loop:
             self.fault(f"callback {getattr(fn, '__qualname__', fn)!s}")
             return None
 
-    def fault(self, what: str) -> None:
-        """Log and count the current exception. `what` names the code that raised it."""
+    def fault(self, source: str) -> None:
+        """Log and count the current exception. `source` names the code that raised it."""
         self.faults += 1
-        log.exception("loop %s: %s failed; the loop goes on", self.name, what)
+        log.exception("loop %s: %s failed; the loop goes on", self.name, source)
 
     def _end_context(self) -> None:
         """End the ZeroMQ context. In the loop's thread, wait until it has ended. In another thread,
@@ -503,14 +503,14 @@ class Loop:
         if self.in_loop:
             self.context.destroy(linger=None)
             return
-        ended = threading.Event()
+        finished_event = threading.Event()
 
         def end() -> None:
             self.context.destroy(linger=None)
-            ended.set()
+            finished_event.set()
 
         in_background(f"{self.name}-end", end)
-        ended.wait(CONTEXT_ENDS_S)
+        finished_event.wait(CONTEXT_ENDS_S)
 
     def _finish(self) -> None:
         try:

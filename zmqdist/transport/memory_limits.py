@@ -58,11 +58,11 @@ def usable_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
 def available_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
     """Return the bytes that this process may still take before the kernel has to end a process;
     None if the system does not report it."""
-    found = [max(0, limit - used) for limit, used in _limits(proc, groups)]
+    room_bytes = [max(0, limit - used) for limit, used in _limits(proc, groups)]
     available = _field(proc / "meminfo", "MemAvailable:")
     if available is not None:
-        found.append(available * 1024)
-    return min(found, default=None)
+        room_bytes.append(available * 1024)
+    return min(room_bytes, default=None)
 
 
 def oom_kills(proc: Path = _PROC) -> int:

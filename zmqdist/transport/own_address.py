@@ -162,7 +162,7 @@ def all_taken(host: str) -> UnknownError:
     )
 
 
-def bind_free(made: socket.socket, host: str) -> None:
+def bind_free(listener: socket.socket, host: str) -> None:
     """Bind a TCP socket to a free port of `host`.
 
     Raises:
@@ -171,7 +171,7 @@ def bind_free(made: socket.socket, host: str) -> None:
     """
     for port in free_ports():
         try:
-            made.bind((host, port))
+            listener.bind((host, port))
             return
         except OSError as error:
             if port == 0 or error.errno != errno.EADDRINUSE:
@@ -203,23 +203,25 @@ def listen(host: str, any_port: bool = False) -> socket.socket:
       UnknownError: `host` is not an address of this host, or each port of ZMQDIST_PORTS is in use.
     """
     number = look_up(bindable(host))
-    made = socket.socket(socket.AF_INET6 if is_ipv6(number) else socket.AF_INET, socket.SOCK_STREAM)
+    listener = socket.socket(
+        socket.AF_INET6 if is_ipv6(number) else socket.AF_INET, socket.SOCK_STREAM
+    )
     try:
-        made.setblocking(False)
+        listener.setblocking(False)
         if any_port:
-            made.bind((number, 0))
+            listener.bind((number, 0))
         else:
-            bind_free(made, number)
-        made.listen(BACKLOG)
-        reserved_sockets.add(made)
+            bind_free(listener, number)
+        listener.listen(BACKLOG)
+        reserved_sockets.add(listener)
     except BaseException as error:
-        made.close()
+        listener.close()
         if isinstance(error, OSError):
             raise UnknownError(
                 f"could not bind {join_address(host, 0)}: {error.strerror}"
             ) from None
         raise
-    return made
+    return listener
 
 
 def look_up(host: str) -> str:
@@ -229,10 +231,10 @@ def look_up(host: str) -> str:
     interface, which ZeroMQ knows.
     """
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return host
-    return min((str(entry[4][0]) for entry in found), key=is_ipv6)
+    return min((str(entry[4][0]) for entry in entries), key=is_ipv6)
 
 
 def shut_down(fd: int) -> None:

@@ -58,11 +58,11 @@ def voucher_for(dispatcher: str, folder: str | Path, role: str) -> Voucher:
     sockets ask the dispatcher about peers' keys. The Voucher connects to the dispatcher at its
     first use.
     """
-    place = dispatcher.removeprefix("zmq://"), str(folder), role
+    voucher_key = dispatcher.removeprefix("zmq://"), str(folder), role
     with _lock:
-        if place not in _vouchers:
-            _vouchers[place] = Voucher(*place)
-        return _vouchers[place]
+        if voucher_key not in _vouchers:
+            _vouchers[voucher_key] = Voucher(*voucher_key)
+        return _vouchers[voucher_key]
 
 
 class Voucher:

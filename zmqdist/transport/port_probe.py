@@ -93,7 +93,7 @@ class PortProbe:
         self.rejection: Rejection | None = None
         self.mechanism: str | None = None
         self._until = now + connect_s
-        self._seen = b""
+        self._greeting = b""
         host, port = split(address)
         self._socket = socket.socket(
             socket.AF_INET6 if is_ipv6(host) else socket.AF_INET, socket.SOCK_STREAM
@@ -126,23 +126,23 @@ class PortProbe:
         closed."""
         if self.fileno() < 0:
             return True
-        ended = self.failure is not None
+        finished = self.failure is not None
         try:
-            ended = ended or self._talk(now)
+            finished = finished or self._talk(now)
         except OSError as error:
             if error.errno not in _IN_PROGRESS:
-                ended = True
+                finished = True
                 if not self.connected:
                     self.failure = error
-        if not ended and now >= self._until:
-            ended = True
+        if not finished and now >= self._until:
+            finished = True
             if not self.connected:
                 self.failure = TimeoutError()
-        if ended:
+        if finished:
             if self.failure is not None:
                 self.rejection = _read_rejection(self._socket)
             self.close()
-        return ended
+        return finished
 
     def close(self) -> None:
         """End the probe early."""
@@ -156,15 +156,15 @@ class PortProbe:
             self._socket.send(_SIGNATURE + b"\x03")
             self.connected = True
             self._until = now + PROBE_S
-        while len(self._seen) < GREETING_BYTES:
-            part = self._socket.recv(GREETING_BYTES - len(self._seen))
-            self._seen += part
-            if not _SIGNATURE.startswith(self._seen[:1]):
+        while len(self._greeting) < GREETING_BYTES:
+            part = self._socket.recv(GREETING_BYTES - len(self._greeting))
+            self._greeting += part
+            if not _SIGNATURE.startswith(self._greeting[:1]):
                 self.mechanism = ""
                 return True
             if not part:
                 return True
-        self.mechanism = self._seen[12:32].rstrip(b"\0").decode("ascii", "replace")
+        self.mechanism = self._greeting[12:32].rstrip(b"\0").decode("ascii", "replace")
         return True
 
 
@@ -399,20 +399,20 @@ def port_owner(ip_address: str, port: int) -> PortOwner | None:
         return None
     if not sockets:
         return None
-    wanted = {f"socket:[{inode}]" for _, inode in sockets}
+    links = {f"socket:[{inode}]" for _, inode in sockets}
     for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and _holds(folder, wanted):
+        if folder.name.isdigit() and _holds(folder, links):
             return PortOwner(
                 min(uid for uid, _ in sockets), int(folder.name), _command(folder), _state(folder)
             )
     return PortOwner(min(uid for uid, _ in sockets))
 
 
-def _holds(folder: Path, wanted: set[str]) -> bool:
+def _holds(folder: Path, links: set[str]) -> bool:
     with contextlib.suppress(OSError):  # the process belongs to another user, or has just ended
         for fd in (folder / "fd").iterdir():
             with contextlib.suppress(OSError):
-                if os.readlink(fd) in wanted:
+                if os.readlink(fd) in links:
                     return True
     return False
 

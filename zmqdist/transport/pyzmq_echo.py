@@ -61,7 +61,7 @@ class BareServer:
         self._thread.join()
 
     def _serve(self, socket: zmq.Socket[bytes]) -> None:
-        kept = bytearray()
+        reply = bytearray()
         with socket:
             while True:
                 try:
@@ -70,16 +70,16 @@ class BareServer:
                     if count is None:
                         socket.send_multipart(frames)
                     else:
-                        if len(kept) != count:
-                            kept = bytearray(b"x" * count)
+                        if len(reply) != count:
+                            reply = bytearray(b"x" * count)
                         socket.send(frames[0], zmq.SNDMORE)
-                        socket.send(kept, copy=False)
+                        socket.send(reply, copy=False)
                 except zmq.ZMQError:  # `close` has terminated the context
                     return
                 except BaseException:
                     # Memory for the reply may be short, for instance. Only this request gets no
                     # reply.
-                    kept = bytearray()
+                    reply = bytearray()
                     log.exception("the bare echo server could not reply")
 
 

@@ -381,8 +381,8 @@ class Router:
             return self._loop.run(self._bind, number, port)
         # `listen` skips a port that a launcher has reserved for another server. ZeroMQ would bind
         # that port, because it sets SO_REUSEADDR.
-        with contextlib.suppress(UnknownError), listen(number) as made:
-            return self._loop.run(self._bind, number, made.getsockname()[1], made.detach())
+        with contextlib.suppress(UnknownError), listen(number) as listener:
+            return self._loop.run(self._bind, number, listener.getsockname()[1], listener.detach())
         # ZeroMQ, unlike `listen`, also binds a port on which connections of an ended server are in
         # the state TIME_WAIT.
         for free in free_ports():

@@ -644,27 +644,31 @@ def listening_sockets(host: str, port: int) -> set[tuple[int, int]]:
       OSError, ValueError, IndexError: the kernel's table of connections is missing or has another
         form.
     """
-    wanted = ipaddress.ip_address(host)
-    if isinstance(wanted, ipaddress.IPv4Address):
-        exact = {wanted, ipaddress.IPv6Address(f"::ffff:{wanted}")}
+    ip_address = ipaddress.ip_address(host)
+    if isinstance(ip_address, ipaddress.IPv4Address):
+        exact = {ip_address, ipaddress.IPv6Address(f"::ffff:{ip_address}")}
         wild = {ipaddress.ip_address("0.0.0.0"), ipaddress.ip_address("::")}
     else:
-        exact, wild = {wanted}, {ipaddress.ip_address("::")}
-    found: dict[Any, set[tuple[int, int]]] = {}
+        exact, wild = {ip_address}, {ipaddress.ip_address("::")}
+    sockets_by_address: dict[Any, set[tuple[int, int]]] = {}
     for name in ("tcp", "tcp6"):
-        _collect_listening(f"/proc/net/{name}", port, found)
+        _collect_listening(f"/proc/net/{name}", port, sockets_by_address)
         # The other table, which takes milliseconds to read, is not needed: all sockets that share
         # an address belong to one user.
-        if wanted in found:
-            return found[wanted]
+        if ip_address in sockets_by_address:
+            return sockets_by_address[ip_address]
     for addresses in (exact, wild):
-        sockets = {each for address in addresses for each in found.get(address, ())}
+        sockets = {
+            socket_id for address in addresses for socket_id in sockets_by_address.get(address, ())
+        }
         if sockets:
             return sockets
     return set()
 
 
-def _collect_listening(path: str, port: int, found: dict[Any, set[tuple[int, int]]]) -> None:
+def _collect_listening(
+    path: str, port: int, sockets_by_address: dict[Any, set[tuple[int, int]]]
+) -> None:
     suffix = f":{port:04X}"
     if path.endswith("6") and not os.path.exists(path):  # a kernel without IPv6 has no such file
         return
@@ -677,7 +681,7 @@ def _collect_listening(path: str, port: int, found: dict[Any, set[tuple[int, int
             if words[3] != _LISTEN:
                 break
             if words[1].endswith(suffix):
-                found.setdefault(_address(words[1][: -len(suffix)]), set()).add(
+                sockets_by_address.setdefault(_address(words[1][: -len(suffix)]), set()).add(
                     (int(words[7]), int(words[9]))
                 )
 

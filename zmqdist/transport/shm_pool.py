@@ -205,11 +205,11 @@ def make_private(address: int, nbytes: int, fd: int, offset: int) -> None:
 
 def _map(address: int, fd: int, nbytes: int, offset: int, *, writable: bool, flags: int) -> int:
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    got = _libc.mmap(address, nbytes, protection, flags, fd, offset)
-    if got in (None, _MAP_FAILED):
+    start = _libc.mmap(address, nbytes, protection, flags, fd, offset)
+    if start in (None, _MAP_FAILED):
         number = ctypes.get_errno()
         raise OSError(number, f"mmap of {nbytes} bytes: {os.strerror(number)}")
-    return int(got)
+    return int(start)
 
 
 @contextlib.contextmanager
@@ -419,13 +419,13 @@ class Block:
             return self.base.array()[self.offset : self.offset + self.nbytes]
         return _BlockMemory(self).array()
 
-    def shows_same(self, other: Block) -> bool:
+    def shows_same(self, block: Block) -> bool:
         """Return whether both blocks show the same frozen bytes."""
-        mine, others = (
+        mine, theirs = (
             (self.base, self.offset, self.nbytes),
-            (other.base, other.offset, other.nbytes),
+            (block.base, block.offset, block.nbytes),
         )
-        return isinstance(self.base, FrozenSegment) and mine == others
+        return isinstance(self.base, FrozenSegment) and mine == theirs
 
     @property
     def address(self) -> int:
@@ -544,10 +544,10 @@ class ShmPool:
         with self._lock:
             size = _block_size(nbytes)
             self._reclaim()
-            found = self._pop_free(size) or self._pop_after_sweep(size) or self._grow(size)
-            if found is None:
+            free_block = self._pop_free(size) or self._pop_after_sweep(size) or self._grow(size)
+            if free_block is None:
                 return None
-            segment, offset = found
+            segment, offset = free_block
             segment.used += 1
             if segment in self._idle:
                 del self._idle[segment]
@@ -570,10 +570,10 @@ class ShmPool:
         view = memoryview(view)
         if not view.readonly or not view.nbytes:
             return None
-        found = _frozen_segments.find(address_of(view), view.nbytes)
-        if found is None:
+        frozen_view = _frozen_segments.find(address_of(view), view.nbytes)
+        if frozen_view is None:
             return None
-        frozen, offset = found
+        frozen, offset = frozen_view
         return Block(self, frozen.segment, offset, view.nbytes, mode=FROZEN, base=frozen)
 
     def user_array(self, nbytes: int) -> NDArray[np.uint8] | None:
@@ -588,9 +588,9 @@ class ShmPool:
             # no other array uses the segment, because a frozen segment cannot be reused
             segment.single_use = True
             segment.used = 1
-            kept = _BlockMemory(Block(self, segment, 0, nbytes))
-            self._user_arrays.add(kept)
-            return kept.array()
+            memory = _BlockMemory(Block(self, segment, 0, nbytes))
+            self._user_arrays.add(memory)
+            return memory.array()
 
     # -- leases ------------------------------------------------------------------------------------
 
@@ -630,8 +630,8 @@ class ShmPool:
         already keeps its bytes."""
         cell, serial, mode = handle[5:]
         with self._lock:
-            known, block = self._lent.get(cell, (0, None))
-            if known != serial or block is None:
+            lent_serial, block = self._lent.get(cell, (0, None))
+            if lent_serial != serial or block is None:
                 return
             if mode in (PUBLISHED, FROZEN_PUBLISHED):
                 self._cells[cell] = 0
@@ -749,9 +749,9 @@ class ShmPool:
         if segment is None:
             return None
         blocks = [(segment, offset) for offset in range(nbytes - size, -1, -size)]
-        found = blocks.pop()
+        first = blocks.pop()
         self._free.setdefault(size, []).extend(blocks)
-        return found
+        return first
 
     def _new_segment(self, nbytes: int, capacity: int) -> Segment | None:
         if nbytes > self.bytes_max:
@@ -807,8 +807,8 @@ class ShmPool:
         the array stay in this process.
         """
         with self._lock:
-            for kept in self._user_arrays:
-                block = kept.block
+            for memory in self._user_arrays:
+                block = memory.block
                 if block.address == address and block.nbytes == nbytes and block.segment.sealable:
                     break
             else:
@@ -845,10 +845,10 @@ class ShmPool:
         """Make the arrays of `user_array` private before a fork (R4). No other thread can use the
         pool until `after_fork`."""
         self._lock.acquire()
-        for kept in list(self._user_arrays):
-            segment = kept.block.segment
+        for memory in list(self._user_arrays):
+            segment = memory.block.segment
             if segment.sealable:
-                make_private(kept.block.address, segment.nbytes, segment.fd, 0)
+                make_private(memory.block.address, segment.nbytes, segment.fd, 0)
                 segment.sealable = False
 
     def after_fork(self) -> None:
@@ -1066,7 +1066,7 @@ class PeerPool:
             self._mapped[inode] = segment
             while len(self._mapped) > 1 and (
                 len(self._mapped) > SHM_MAPPED_MAX
-                or sum(other.nbytes for other in tuple(self._mapped.values()))
+                or sum(mapped.nbytes for mapped in tuple(self._mapped.values()))
                 > SHM_MAPPED_BYTES_MAX
             ):
                 self._mapped.popitem(last=False)
@@ -1334,7 +1334,7 @@ class _ReceivePool:
 
     def give_back(self, memory: NDArray[np.uint8]) -> None:
         if (
-            memory.nbytes + sum(other.nbytes for other in tuple(self._returned))
+            memory.nbytes + sum(idle.nbytes for idle in tuple(self._returned))
             <= RECEIVED_IDLE_BYTES_MAX
         ):
             self._returned.append(memory)

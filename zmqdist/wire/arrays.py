@@ -58,15 +58,15 @@ def is_frozen(array: NDArray[Any]) -> bool:
 
 class _Shown:
     """An object that shows the memory of an array to NumPy as read-only memory, or as writable
-    memory. `kept` refers to the memory."""
+    memory. `memory` refers to it."""
 
-    __slots__ = ("__array_interface__", "kept")
+    __slots__ = ("__array_interface__", "memory")
 
-    def __init__(self, kept: NDArray[np.uint8], read_only: bool) -> None:
-        self.__array_interface__ = kept.__array_interface__ | {
-            "data": (kept.__array_interface__["data"][0], read_only)
+    def __init__(self, memory: NDArray[np.uint8], read_only: bool) -> None:
+        self.__array_interface__ = memory.__array_interface__ | {
+            "data": (memory.__array_interface__["data"][0], read_only)
         }
-        self.kept = kept
+        self.memory = memory
 
 
 class _FrozenCopy(_Shown, FrozenMemory):
@@ -81,11 +81,11 @@ def frozen(array: NDArray[Any]) -> NDArray[Any]:
     if array.nbytes == 0 or is_frozen(array):
         array.flags.writeable = False
         return array
-    kept = np.asarray(_FrozenCopy(np.frombuffer(bytes_of(array), np.uint8), True))
-    made: NDArray[Any] = np.ndarray(
-        array.shape, array.dtype, kept, order="F" if is_fortran(array) else "C"
+    memory = np.asarray(_FrozenCopy(np.frombuffer(bytes_of(array), np.uint8), True))
+    frozen_array: NDArray[Any] = np.ndarray(
+        array.shape, array.dtype, memory, order="F" if is_fortran(array) else "C"
     )
-    return made
+    return frozen_array
 
 
 def writable_alias(data: memoryview) -> NDArray[np.uint8]:
@@ -214,12 +214,12 @@ def _named_dtype(name: str) -> np.dtype[Any]:
         return dtype
     if _ML.fullmatch(name):
         try:
-            found = getattr(importlib.import_module("ml_dtypes"), name, None)
+            scalar_type = getattr(importlib.import_module("ml_dtypes"), name, None)
         except ImportError:
             raise BadArray(f"an array of {name}: install ml_dtypes here to receive it") from None
-        if not (isinstance(found, type) and issubclass(found, np.generic)):
+        if not (isinstance(scalar_type, type) and issubclass(scalar_type, np.generic)):
             raise BadArray(f"no such dtype: {name}")
-        return np.dtype(found)
+        return np.dtype(scalar_type)
     raise BadArray(f"no such dtype: {name[:40]!r}")
 
 

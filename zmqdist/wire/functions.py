@@ -67,7 +67,7 @@ class FunctionCache:
         self.pickles = 0
         self._kept_max = kept_max
         # Each entry refers to the captured objects, so that no other object can have their ids.
-        self._kept: OrderedDict[tuple[int, ...], tuple[bytes, list[Any]]] = OrderedDict()
+        self._entries: OrderedDict[tuple[int, ...], tuple[bytes, list[Any]]] = OrderedDict()
         self._bare: tuple[Any, ...] = (None, None, None, None, b"")
         """The latest function that captures nothing: the function, its code, name, module, and its
         pickle."""
@@ -98,24 +98,24 @@ class FunctionCache:
         ):
             return blob  # type: ignore[no-any-return]
         # a cache key of one id belongs to a function that is pickled by name
-        named = self._kept.get((id(fn),))
+        named = self._entries.get((id(fn),))
         if named is not None and type(fn) is FunctionType and goes_by_name(fn):
-            self._kept.move_to_end((id(fn),))
+            self._entries.move_to_end((id(fn),))
             return named[0]
         captured: list[Any] = []
         if not _collect(fn, captured, {}):
             return None
         key = tuple(map(id, captured))
-        kept = self._kept.get(key)
-        if kept is not None:
-            self._kept.move_to_end(key)
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._entries.move_to_end(key)
             if type(fn) is FunctionType and len(captured) == _BARE_PARTS:
-                self._bare = (fn, *captured[:3], kept[0])
-            return kept[0]
+                self._bare = (fn, *captured[:3], entry[0])
+            return entry[0]
         blob = self._counted(pack_function, fn)
-        self._kept[key] = (blob, captured)
-        if len(self._kept) > self._kept_max:
-            self._kept.popitem(last=False)
+        self._entries[key] = (blob, captured)
+        if len(self._entries) > self._kept_max:
+            self._entries.popitem(last=False)
         return blob
 
     def _counted(self, pack: Callable[[Callable[..., Any]], P], fn: Callable[..., Any]) -> P:
@@ -156,12 +156,12 @@ _OWN_ATTRIBUTES = frozenset(
 ) | set(functools.WRAPPER_ASSIGNMENTS)
 
 
-def _collect(value: Any, captured: list[Any], seen: dict[int, int]) -> bool:
+def _collect(value: Any, captured: list[Any], serials: dict[int, int]) -> bool:
     """Append to `captured` each object whose identity decides about the pickle of `value`. Return
     False at the first mutable object.
 
     Args:
-      seen: a serial number for each function that was met before, by id, because functions may
+      serials: a serial number for each function that was met before, by id, because functions may
         refer to themselves.
     """
     cls = type(value)
@@ -169,11 +169,11 @@ def _collect(value: Any, captured: list[Any], seen: dict[int, int]) -> bool:
         captured.append(value)
         return True
     if cls is FunctionType:
-        return _collect_function(value, captured, seen)
+        return _collect_function(value, captured, serials)
     if cls is tuple or cls is frozenset:
         captured.append(value)
         return ATOMS.issuperset(map(type, value)) or all(
-            _collect(item, captured, seen) for item in value
+            _collect(item, captured, serials) for item in value
         )
     if isinstance(value, ModuleType):
         captured.append(value)
@@ -184,30 +184,32 @@ def _collect(value: Any, captured: list[Any], seen: dict[int, int]) -> bool:
     if isinstance(value, type):
         captured.append(value)
         return goes_by_name(value)
-    return _collect_callable(value, captured, seen)
+    return _collect_callable(value, captured, serials)
 
 
-def _collect_callable(value: Any, captured: list[Any], seen: dict[int, int]) -> bool:
+def _collect_callable(value: Any, captured: list[Any], serials: dict[int, int]) -> bool:
     cls = type(value)
     if cls is Function and not goes_by_name(value):
         captured += (_WITH_SPECS, value.input_signature, value.output_signature)
         return value.__dict__.keys() <= _OWN_ATTRIBUTES and _collect(
-            value.__wrapped__, captured, seen
+            value.__wrapped__, captured, serials
         )
     if cls is MethodType:
         captured.append(_METHOD)
-        return _collect(value.__func__, captured, seen) and _collect(value.__self__, captured, seen)
+        return _collect(value.__func__, captured, serials) and _collect(
+            value.__self__, captured, serials
+        )
     if cls is BuiltinFunctionType:
         captured.append(value)
-        return value.__self__ is None or _collect(value.__self__, captured, seen)
+        return value.__self__ is None or _collect(value.__self__, captured, serials)
     if cls is functools.partial:
         captured += (_PARTIAL, len(value.args), *value.keywords, _NEXT)
         parts = (value.func, *value.args, *value.keywords.values())
-        return not value.__dict__ and all(_collect(part, captured, seen) for part in parts)
+        return not value.__dict__ and all(_collect(part, captured, serials) for part in parts)
     if cls is CACHED_FUNCTION and not goes_by_name(value):
         captured += (_CACHED, *value.cache_parameters().values())
         return value.__dict__.keys() <= _OWN_ATTRIBUTES and _collect(
-            value.__wrapped__, captured, seen
+            value.__wrapped__, captured, serials
         )
     captured.append(value)
     return goes_by_name(value) and _reduces_to_name(value)
@@ -242,15 +244,15 @@ def _rebinds(code: CodeType) -> bool:
     )
 
 
-def _collect_function(fn: FunctionType, captured: list[Any], seen: dict[int, int]) -> bool:
+def _collect_function(fn: FunctionType, captured: list[Any], serials: dict[int, int]) -> bool:
     if goes_by_name(fn):
         captured.append(fn)
         return True
-    number = seen.get(id(fn))
+    number = serials.get(id(fn))
     if number is not None:
         captured += (_NEXT, number)
         return True
-    seen[id(fn)] = len(seen)
+    serials[id(fn)] = len(serials)
     code, names = fn.__code__, fn.__globals__
     if _rebinds(code):
         return False
@@ -270,7 +272,7 @@ def _collect_function(fn: FunctionType, captured: list[Any], seen: dict[int, int
     for part in parts:
         if part is UNSET:
             captured.append(UNSET)
-        elif not _collect(part, captured, seen):
+        elif not _collect(part, captured, serials):
             return False
     captured.append(_NEXT)
     return True

@@ -41,14 +41,14 @@ def _is_name(name: Any) -> bool:
 
 Kind = TypeVar("Kind", bound=type)
 
-_known: dict[tuple[str, tuple[str, ...]], type] = {}
+_registered: dict[tuple[str, tuple[str, ...]], type] = {}
 
 
 def known_namedtuple(cls: Kind) -> Kind:
     """Decorate a namedtuple class of zmqdist, so that a received namedtuple with the same name and
     fields has this class and not a generic class.
     """
-    _known[cls.__name__, cls._fields] = cls  # type: ignore[attr-defined]
+    _registered[cls.__name__, cls._fields] = cls  # type: ignore[attr-defined]
     generic_namedtuple.cache_clear()
     return cls
 
@@ -59,8 +59,8 @@ def generic_namedtuple(name: str, fields: tuple[str, ...]) -> Any:
     has registered, or a generic class. A class that was used recently is not made anew. Objects of
     the class can be pickled.
     """
-    if (name, fields) in _known:
-        return _known[name, fields]
+    if (name, fields) in _registered:
+        return _registered[name, fields]
     kind: Any = namedtuple(name, fields, rename=True, module=__name__)  # type: ignore[misc]
     kind.__reduce__ = _reduce_kind  # type: ignore[method-assign]
     return kind

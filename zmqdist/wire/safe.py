@@ -258,28 +258,28 @@ def probe_count(hashes: NDArray[np.int64], bits: int) -> int:
     """
     count, mask = len(hashes), 2**bits - 1
     rest = hashes.view(np.uint64).copy()
-    place = hashes & mask
+    position = hashes & mask
     owner = np.full(2**bits, count, np.int32)
     asking = np.arange(count, dtype=np.int32)
-    made = rounds = 0
+    probes = rounds = 0
     while len(asking):
-        made += len(asking)
+        probes += len(asking)
         rounds += 1
-        if made > PROBES_MAX * count or rounds > 1000 + PROBES_MAX * count // 256:
-            return max(made, PROBES_MAX * count + 1)
-        at = place[asking]
-        held = owner[at]
+        if probes > PROBES_MAX * count or rounds > 1000 + PROBES_MAX * count // 256:
+            return max(probes, PROBES_MAX * count + 1)
+        at = position[asking]
+        holder = owner[at]
         # If several keys probe one place, NumPy stores the key that is written last: the earliest
         # key, because of [::-1].
-        owner[at[::-1]] = np.minimum(asking, held)[::-1]
+        owner[at[::-1]] = np.minimum(asking, holder)[::-1]
         has = owner[at] == asking
-        ousted = held[has]
+        ousted = holder[has]
         asking = np.concatenate((asking[~has], ousted[ousted < count]))
         asking.sort(kind="stable")
         left = rest[asking] >> np.uint64(5)
         rest[asking] = left
-        place[asking] = (5 * place[asking] + left.view(np.int64) + 1) & mask
-    return made
+        position[asking] = (5 * position[asking] + left.view(np.int64) + 1) & mask
+    return probes
 
 
 ALLOWED = "None, bool, int, float, complex, str, bytes, list, tuple, namedtuple, dict, numpy scalars and arrays, TensorSpec"
@@ -485,11 +485,11 @@ def _write_named(value: Any, out: _Writer, depth: int) -> Any:
     return (_NAMED, name, fields, *[_node(item, out, depth) for item in value])
 
 
-def _described(dtype: np.dtype[Any], what: str) -> Any:
+def _described(dtype: np.dtype[Any], kind: str) -> Any:
     try:
         return dtype_to_json(dtype)
     except BadArray as error:
-        raise _Refused(f"is {what} that zmqdist does not send: {error}") from None
+        raise _Refused(f"is {kind} that zmqdist does not send: {error}") from None
 
 
 def _write_array(value: Any, out: _Writer, depth: int) -> Any:

@@ -177,16 +177,16 @@ def fill_class(cls: type, state: tuple[Any, Any]) -> None:
 def cached_by_code(fn: Callable[[CodeType], R]) -> Callable[[CodeType], R]:
     """Decorate a function of a code object. Its results are cached by the id of the code object,
     because comparing code objects is slow."""
-    known: dict[int, tuple[CodeType, R]] = {}
+    entries: dict[int, tuple[CodeType, R]] = {}
 
     @functools.wraps(fn)
     def cached(code: CodeType) -> R:
-        entry = known.get(id(code))
+        entry = entries.get(id(code))
         if entry is None:
-            if len(known) >= 4 * FUNCTIONS_KEPT_MAX:
-                known.clear()
+            if len(entries) >= 4 * FUNCTIONS_KEPT_MAX:
+                entries.clear()
             # the entry keeps the code alive, so that no other code gets the id
-            entry = known[id(code)] = code, fn(code)
+            entry = entries[id(code)] = code, fn(code)
         return entry[1]
 
     return cached
@@ -341,9 +341,9 @@ def _pack(value: Any, roots: Sequence[tuple[str, Any]]) -> Packed:
         return blob if not parts and len(blob) <= INLINE_BYTES_MAX else [blob, *parts]
     except MemoryError as error:
         # no part is at fault, so none is searched for
-        said = f": {error}" if str(error) else ""
+        detail = f": {error}" if str(error) else ""
         raise ResourceExhaustedError(
-            f"no memory to pickle {roots[0][0]}{said}. Send less at a time; NumPy arrays are not copied "
+            f"no memory to pickle {roots[0][0]}{detail}. Send less at a time; NumPy arrays are not copied "
             "into the pickle, lists and text are"
         ) from error
     except Exception as error:
@@ -575,13 +575,13 @@ def _raise_not_picklable(roots: Sequence[tuple[str, Any]], error: Exception) -> 
     its place."""
     path, smallest = roots[0]
     parts: Iterator[tuple[str, Any]] = iter(roots)
-    seen: list[Any] = []
-    while len(seen) < DEPTH_MAX:
+    parents: list[Any] = []
+    while len(parents) < DEPTH_MAX:
         for where, part in parts:
-            fault = None if any(part is other for other in seen) else _pickling_error(part)
+            fault = None if any(part is parent for parent in parents) else _pickling_error(part)
             if fault is not None:
-                path, smallest, error = (where if not seen else path + where), part, fault
-                seen.append(part)
+                path, smallest, error = (where if not parents else path + where), part, fault
+                parents.append(part)
                 parts = parts_of(part)
                 break
         else:
@@ -792,12 +792,12 @@ def goes_by_name(value: Any) -> bool:
     name, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if name is None or path is None:
         return False
-    found: Any = sys.modules.get(name)
-    if found is None or not is_importable_module(found):
+    target: Any = sys.modules.get(name)
+    if target is None or not is_importable_module(target):
         return False
     for part in path.split("."):
-        found = getattr(found, part, None)
-    return found is value
+        target = getattr(target, part, None)
+    return target is value
 
 
 def is_importable_module(module: ModuleType) -> bool:
@@ -808,7 +808,7 @@ def is_importable_module(module: ModuleType) -> bool:
         return False
     by_value = cloudpickle.list_registry_pickle_by_value()
     return not by_value or not any(
-        name == other or name.startswith(other + ".") for other in by_value
+        name == prefix or name.startswith(prefix + ".") for prefix in by_value
     )
 
 
@@ -941,13 +941,13 @@ def _forms(error: BaseException, bound: int, path: tuple[int, ...]) -> Iterator[
     )
     if isinstance(error, (UnicodeDecodeError, UnicodeEncodeError)):
         first, end = max(0, error.start - 16), min(error.end, error.start + 64)
-        place = f"{error.reason} (position {error.start} of {len(error.object)}, of which only this part was sent)"
+        reason = f"{error.reason} (position {error.start} of {len(error.object)}, of which only this part was sent)"
         args = (
             error.encoding,
             error.object[first : end + 16],
             error.start - first,
             end - first,
-            place,
+            reason,
         )
     yield bare(args, {name: portable(item) for name, item in state.items()})
     yield bare((text_of(error, bound),))
@@ -976,11 +976,11 @@ def _portable(part: Any, bound: int, path: tuple[int, ...]) -> Any:
             else UnknownError(f"{type_name(part)}: {text_of(part, bound)}")
         )
     if isinstance(part, (list, tuple)) and part and isinstance(part[0], BaseException):
-        kept = part[:ERRORS_MAX]
-        left_out = len(part) - len(kept)
+        members = part[:ERRORS_MAX]
+        left_out = len(part) - len(members)
         rest = [UnknownError(f"{left_out} more errors were left out")] if left_out else []
-        share = (bound - 1024) // len(kept)
-        return [*(_portable(item, share, path) for item in kept), *rest]
+        share = (bound - 1024) // len(members)
+        return [*(_portable(item, share, path) for item in members), *rest]
     if isinstance(part, str):
         return _cut(part, bound)
     try:
