@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.coordination.kept import Keeper
+from tests.coordination.helpers import Keeper
 from zmqdist.coordination.client import CoordinationClient
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.coordination.kept import Caller, Keeper, until
+from tests.coordination.helpers import Caller, Keeper, until
 from tests.ports import free_address
 from zmqdist import errors
 from zmqdist.coordination import client as coordination_client
@@ -29,7 +29,7 @@ def pair(keep: Keep, join: Join) -> tuple[CoordinationClient, CoordinationClient
     return join(keeper, "worker:0"), join(keeper, "worker:1")
 
 
-def test_a_value_is_anything_that_travels_type_for_type(
+def test_value_travels_with_its_type(
     pair: tuple[CoordinationClient, CoordinationClient],
 ) -> None:
     values: list[Any] = [
@@ -49,7 +49,7 @@ def test_a_value_is_anything_that_travels_type_for_type(
 
 
 @pytest.mark.parametrize("size", [10, 2**20])
-def test_an_array_is_as_it_was_when_it_was_set_and_private_to_who_gets_it(
+def test_array_is_private_snapshot(
     pair: tuple[CoordinationClient, CoordinationClient], size: int
 ) -> None:
     mine = np.arange(size, dtype=np.float32)
@@ -80,7 +80,7 @@ def test_set_get_try_get_delete_list_increment(
         kv.get("never", 0.05)
 
 
-def test_increments_of_many_are_all_different(
+def test_increments_of_many_tasks_differ(
     pair: tuple[CoordinationClient, CoordinationClient],
 ) -> None:
     seen: list[int] = []
@@ -92,7 +92,7 @@ def test_increments_of_many_are_all_different(
     assert sorted(seen) == list(range(1, 201))
 
 
-def test_a_thousand_keys_are_waited_for_without_a_thread(keep: Keep, join: Join) -> None:
+def test_thousand_waits_need_no_thread(keep: Keep, join: Join) -> None:
     keeper = keep(1)
     by_hand = ZmqClient(keeper.address, security=Credentials().client(keeper.address, "worker"))
     client = join(keeper, "worker:0")
@@ -113,7 +113,7 @@ def test_a_thousand_keys_are_waited_for_without_a_thread(keep: Keep, join: Join)
     until(lambda: keeper.service.snapshot().key_waits == 0)
 
 
-def test_who_is_no_task_has_the_keys_alone(keep: Keep, join: Join) -> None:
+def test_client_without_task_has_keys_only(keep: Keep, join: Join) -> None:
     keeper = keep(1)
     visitor = join(keeper)
     visitor.kv.set("k", 1)
@@ -128,7 +128,7 @@ def test_who_is_no_task_has_the_keys_alone(keep: Keep, join: Join) -> None:
         alone.kv.get("k", 0.1)
 
 
-def test_who_is_no_task_and_waits_without_an_end_says_so(
+def test_endless_wait_without_task_is_logged(
     keep: Keep,
     join: Join,
     monkeypatch: pytest.MonkeyPatch,

@@ -178,7 +178,7 @@ class Run:
                 self.there.machine.dropped(call)
 
 
-def test_at_random_barriers_pass_with_all_tasks_and_end_for_all_alike(seed: int) -> None:
+def test_random_barriers_end_alike_for_all(seed: int) -> None:
     Run(seed).go()
 
 
@@ -252,7 +252,7 @@ def _no_time_passes(self: Barriers, now: float) -> list[Effect]:
     ],
     ids=lambda bugs: next(iter(bugs.values())).__name__.strip("_"),
 )
-def test_a_planted_bug_is_found(bugs: dict[str, Any]) -> None:
+def test_planted_bug_is_found(bugs: dict[str, Any]) -> None:
     machine = planted(**bugs)
     for seed in range(SEEDS_TO_FIND_A_BUG):
         try:
@@ -262,7 +262,7 @@ def test_a_planted_bug_is_found(bugs: dict[str, Any]) -> None:
     pytest.fail("the checker did not see it")
 
 
-def test_errors_that_are_reported_twice_or_not_at_all_are_found() -> None:
+def test_repeated_or_missing_errors_are_found() -> None:
     class Forgets(Coordination):
         def polled(
             self, ticket: Any, task: Task, incarnation: int, after: int, *args: Any

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.coordination.kept import KEEPER, TASK, Caller, Cut, Keeper, assert_waited_for, until
+from tests.coordination.helpers import KEEPER, TASK, Caller, Cut, Keeper, assert_waited_for, until
 from tests.ports import free_address
 from zmqdist import errors
 from zmqdist.coordination import client as coordination_client
@@ -38,9 +38,7 @@ def said(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.processes("coordination")
-def test_tasks_in_processes_of_their_own_meet_again_and_again(
-    keep: Keep, join: Join, child: Child
-) -> None:
+def test_processes_meet_at_barriers(keep: Keep, join: Join, child: Child) -> None:
     keeper = keep(3)
     children = [child(TASK, keeper.address, f"worker:{index}", "x y x") for index in (1, 2)]
     client = join(keeper, "worker:0")
@@ -55,9 +53,7 @@ def test_tasks_in_processes_of_their_own_meet_again_and_again(
         ]
 
 
-def test_a_subset_meets_without_the_others_and_an_unknown_task_is_refused(
-    keep: Keep, join: Join
-) -> None:
+def test_subset_meets_without_others(keep: Keep, join: Join) -> None:
     keeper = keep(3)
     clients = [join(keeper, f"worker:{index}") for index in range(2)]
     other = Caller(clients[1].barrier, "b", 30, [("worker", 1), "/job:worker/replica:0/task:0"])
@@ -69,9 +65,7 @@ def test_a_subset_meets_without_the_others_and_an_unknown_task_is_refused(
         clients[0].barrier("c", 30, ["worker:0", "worker:9"])
 
 
-def test_a_barrier_that_times_out_names_who_is_missing_and_the_next_round_may_pass(
-    keep: Keep, join: Join
-) -> None:
+def test_timed_out_barrier_names_missing_tasks(keep: Keep, join: Join) -> None:
     keeper = keep(3)
     clients = [join(keeper, f"worker:{index}") for index in range(3)]
     waiting = Caller(clients[1].barrier, "b", 0.2)
@@ -89,9 +83,7 @@ def test_a_barrier_that_times_out_names_who_is_missing_and_the_next_round_may_pa
 
 
 @pytest.mark.killed("coordination")
-def test_a_task_that_is_killed_ends_the_barriers_of_all_who_wait_at_once_and_is_named(
-    keep: Keep, join: Join, child: Child
-) -> None:
+def test_killed_task_ends_barriers_by_name(keep: Keep, join: Join, child: Child) -> None:
     """At once: its connection may be away for an hour here, but the kernel knows that the process
     has ended."""
     keeper = keep(3, reconnect_grace_s=3600.0, heartbeat_timeout_s=3600.0)
@@ -112,9 +104,7 @@ def test_a_task_that_is_killed_ends_the_barriers_of_all_who_wait_at_once_and_is_
     assert (task, type(reported)) == ("worker:2", errors.UnavailableError)
 
 
-def test_a_task_that_is_stopped_is_missed_by_its_signs_of_life(
-    keep: Keep, join: Join, child: Child
-) -> None:
+def test_stopped_task_is_missed(keep: Keep, join: Join, child: Child) -> None:
     keeper = keep(2, heartbeat_timeout_s=1.0)
     client = join(keeper, "worker:0")
     victim = child(TASK, keeper.address, "worker:1", "")
@@ -126,7 +116,7 @@ def test_a_task_that_is_stopped_is_missed_by_its_signs_of_life(
     assert "worker:1 is lost: nothing was heard of it for 1 s" in str(error)
 
 
-def test_who_stops_waiting_has_not_come(keep: Keep, join: Join) -> None:
+def test_abandoned_wait_does_not_count(keep: Keep, join: Join) -> None:
     keeper = keep(2)
     join(keeper, "worker:0", 77).register(30)
     other = join(keeper, "worker:1")
@@ -145,7 +135,7 @@ def test_who_stops_waiting_has_not_come(keep: Keep, join: Join) -> None:
     by_hand.close()
 
 
-def test_a_barrier_can_be_cancelled_by_any_of_its_tasks(keep: Keep, join: Join) -> None:
+def test_barrier_is_cancelled_by_any_member(keep: Keep, join: Join) -> None:
     keeper = keep(2)
     clients = [join(keeper, f"worker:{index}") for index in range(2)]
     waiting = Caller(clients[0].barrier, "b")
@@ -157,7 +147,7 @@ def test_a_barrier_can_be_cancelled_by_any_of_its_tasks(keep: Keep, join: Join) 
         clients[1].cancel_barrier("b")
 
 
-def test_a_wait_without_an_end_says_for_whom(
+def test_endless_wait_is_logged_with_missing_tasks(
     keep: Keep, join: Join, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(coordination_client, "WAIT_LOG_S", 0.05)
@@ -175,7 +165,7 @@ def test_a_wait_without_an_end_says_for_whom(
     assert [type(caller.ended()) for caller in waiting] == [errors.CancelledError, type(None)]
 
 
-def test_a_time_out_is_a_number_of_seconds(keep: Keep, join: Join) -> None:
+def test_time_out_is_number_of_seconds(keep: Keep, join: Join) -> None:
     client = join(keep(1), "worker:0")
     wrong: list[Any] = [float("nan"), "1", True]
     for timeout in wrong:
@@ -186,7 +176,7 @@ def test_a_time_out_is_a_number_of_seconds(keep: Keep, join: Join) -> None:
         assert str(timeout)[:10] in str(caught.value)
 
 
-def test_a_time_out_may_be_a_number_of_numpy_or_very_long(keep: Keep, join: Join) -> None:
+def test_time_out_may_be_numpy_or_very_long(keep: Keep, join: Join) -> None:
     client = join(keep(1), "worker:0")
     client.kv.set("k", 1)
     right: list[Any] = [np.float64(60), np.float32(60), np.int64(60), 1e300, float("inf"), 10**400]
@@ -196,7 +186,7 @@ def test_a_time_out_may_be_a_number_of_numpy_or_very_long(keep: Keep, join: Join
 
 
 @pytest.mark.parametrize("tasks", ["worker:0", 7])
-def test_one_name_in_place_of_a_list_of_tasks_is_told(keep: Keep, join: Join, tasks: Any) -> None:
+def test_single_name_for_list_of_tasks_is_refused(keep: Keep, join: Join, tasks: Any) -> None:
     client = join(keep(1), "worker:0")
     with pytest.raises(errors.InvalidArgumentError, match="no list of tasks: wanted one like"):
         client.barrier("b", 30, tasks)
@@ -205,7 +195,7 @@ def test_one_name_in_place_of_a_list_of_tasks_is_told(keep: Keep, join: Join, ta
 # -- who is there ----------------------------------------------------------------------------------
 
 
-def test_states_of_tasks_and_who_is_alive(keep: Keep, join: Join) -> None:
+def test_task_states_and_alive_tasks(keep: Keep, join: Join) -> None:
     keeper = keep([("ps", 0), ("worker", 0), ("worker", 1)])
     ps, worker = join(keeper, ("ps", 0), 5), join(keeper, "worker:0", 6)
     ps.register(30)
@@ -230,7 +220,7 @@ def test_states_of_tasks_and_who_is_alive(keep: Keep, join: Join) -> None:
     assert (asking_too.ended(), asking_too.value) == (None, ["ps:0", "worker:0"])
 
 
-def test_waiting_for_all_gives_what_all_have_told(keep: Keep, join: Join) -> None:
+def test_wait_for_all_gives_devices_of_all(keep: Keep, join: Join) -> None:
     keeper = keep(2)
     other = Caller(join(keeper, "worker:1").wait_for_all, ["b0"], 30)
     assert join(keeper, "worker:0").wait_for_all(["a0", "a1"]) == ["a0", "a1", "b0"]
@@ -240,7 +230,7 @@ def test_waiting_for_all_gives_what_all_have_told(keep: Keep, join: Join) -> Non
 @pytest.mark.parametrize(
     "name", ["worker", "worker:x", ":1", "/job:worker", ("worker", -1), 7, None, "/nonsense"]
 )
-def test_what_is_not_the_name_of_a_task_is_refused(name: str) -> None:
+def test_wrong_name_of_task_is_refused(name: str) -> None:
     with pytest.raises(errors.InvalidArgumentError):
         task_of(name)
 
@@ -248,9 +238,7 @@ def test_what_is_not_the_name_of_a_task_is_refused(name: str) -> None:
 # -- errors of tasks -------------------------------------------------------------------------------
 
 
-def test_an_error_that_a_task_reports_reaches_the_others_until_it_is_reset(
-    keep: Keep, join: Join
-) -> None:
+def test_reported_error_reaches_tasks_until_reset(keep: Keep, join: Join) -> None:
     keeper = keep(2)
     clients = [join(keeper, f"worker:{index}") for index in range(2)]
     heard: list[tuple[str, str]] = []
@@ -269,7 +257,7 @@ def test_an_error_that_a_task_reports_reaches_the_others_until_it_is_reset(
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
-def test_a_callback_that_raises_does_not_keep_later_errors_from_being_told(
+def test_callback_error_does_not_stop_later_errors(
     keep: Keep, join: Join, error: type[BaseException]
 ) -> None:
     keeper = keep(2)
@@ -288,9 +276,7 @@ def test_a_callback_that_raises_does_not_keep_later_errors_from_being_told(
         clients[1].reset()
 
 
-def test_a_callback_that_takes_its_time_does_not_hold_up_the_signs_of_life(
-    keep: Keep, join: Join
-) -> None:
+def test_slow_callback_does_not_delay_beats(keep: Keep, join: Join) -> None:
     keeper = keep(2, heartbeat_timeout_s=4.0)
     clients = [join(keeper, f"worker:{index}") for index in range(2)]
     goes_on, heard = threading.Event(), []
@@ -313,7 +299,7 @@ def test_a_callback_that_takes_its_time_does_not_hold_up_the_signs_of_life(
     assert ["first" in heard[0], "second" in heard[1]] == [True, True]
 
 
-def test_a_reset_ends_with_the_keeper_and_with_the_client(keep: Keep, join: Join) -> None:
+def test_reset_ends_with_keeper_and_client(keep: Keep, join: Join) -> None:
     keeper = keep(2)
     gone, stays = join(keeper, "worker:0"), join(free_address(), "worker:1")
     gone.register(30)
@@ -330,9 +316,7 @@ def test_a_reset_ends_with_the_keeper_and_with_the_client(keep: Keep, join: Join
     assert "zmqdist-coordination-worker:1" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_another_life_of_a_task_is_refused_and_told_to_all_until_it_is_reset(
-    keep: Keep, join: Join
-) -> None:
+def test_new_incarnation_is_refused_until_reset(keep: Keep, join: Join) -> None:
     keeper = keep(2)
     watcher, first = join(keeper, "worker:0"), join(keeper, "worker:1", 1)
     watcher.register(30)
@@ -353,9 +337,7 @@ def test_another_life_of_a_task_is_refused_and_told_to_all_until_it_is_reset(
     assert watcher.task_states()["worker:1"].state == "up"
 
 
-def test_a_task_of_a_job_that_recovers_comes_back_in_another_life_and_nobody_hears_of_it(
-    keep: Keep, join: Join, child: Child
-) -> None:
+def test_recoverable_task_returns_silently(keep: Keep, join: Join, child: Child) -> None:
     keeper = keep(2, recoverable_jobs=frozenset(("worker",)))
     client = join(keeper, "worker:0")
     victim = child(TASK, keeper.address, "worker:1", "")
@@ -369,7 +351,7 @@ def test_a_task_of_a_job_that_recovers_comes_back_in_another_life_and_nobody_hea
     assert client.errors == []
 
 
-def test_tasks_leave_together_and_who_stays_behind_is_in_error(keep: Keep, join: Join) -> None:
+def test_tasks_leave_together_or_are_in_error(keep: Keep, join: Join) -> None:
     keeper = keep(3, shutdown_timeout_s=30.0)
     clients = [join(keeper, f"worker:{index}") for index in range(3)]
     for client in clients:
@@ -390,7 +372,7 @@ def test_tasks_leave_together_and_who_stays_behind_is_in_error(keep: Keep, join:
         late.beat()
 
 
-def test_who_waits_to_leave_with_the_others_goes_on_to_live(keep: Keep, join: Join) -> None:
+def test_leaving_task_lives_while_it_waits(keep: Keep, join: Join) -> None:
     keeper = keep(2, shutdown_timeout_s=60.0, heartbeat_timeout_s=4.0)
     early, late = join(keeper, "worker:0"), join(keeper, "worker:1")
     early.register(30)
@@ -404,9 +386,7 @@ def test_who_waits_to_leave_with_the_others_goes_on_to_live(keep: Keep, join: Jo
     assert leaving.ended() is None
 
 
-def test_a_former_life_that_still_talks_does_not_take_the_place_of_its_successor(
-    keep: Keep, join: Join
-) -> None:
+def test_former_incarnation_does_not_return(keep: Keep, join: Join) -> None:
     keeper = keep(2)
     watcher, former = join(keeper, "worker:0"), join(keeper, "worker:1", 1)
     former.register(30)
@@ -421,9 +401,7 @@ def test_a_former_life_that_still_talks_does_not_take_the_place_of_its_successor
     until(lambda: watcher.task_states()["worker:1"].state == "error")
 
 
-def test_errors_that_were_told_while_a_task_was_away_are_heard_after_it(
-    keep: Keep, join: Join
-) -> None:
+def test_errors_during_absence_are_heard_later(keep: Keep, join: Join) -> None:
     keeper = keep(2)
     cut = Cut(keeper.address)
     watcher, other = join(cut.address, "worker:0"), join(keeper, "worker:1")
@@ -440,9 +418,7 @@ def test_errors_that_were_told_while_a_task_was_away_are_heard_after_it(
     cut.away()
 
 
-def test_a_client_that_is_closed_has_left_and_one_that_is_dropped_too(
-    keep: Keep, join: Join
-) -> None:
+def test_closed_or_dropped_client_has_left(keep: Keep, join: Join) -> None:
     keeper = keep(3)
     watcher, closed = join(keeper, "worker:0"), join(keeper, "worker:1")
     dropped = CoordinationClient(keeper.address, "worker:2")
@@ -461,9 +437,7 @@ def test_a_client_that_is_closed_has_left_and_one_that_is_dropped_too(
 # -- the keeper ------------------------------------------------------------------------------------
 
 
-def test_a_keeper_that_is_not_there_yet_is_waited_for_up_to_the_time_out(
-    keep: Keep, join: Join
-) -> None:
+def test_absent_keeper_is_awaited_until_time_out(keep: Keep, join: Join) -> None:
     address = free_address()
     client = join(address, "worker:0", keeper="the leader ps:0")
     with pytest.raises(errors.DeadlineExceededError) as caught:
@@ -474,9 +448,7 @@ def test_a_keeper_that_is_not_there_yet_is_waited_for_up_to_the_time_out(
     assert waiting.ended() is None
 
 
-def test_a_keeper_that_is_killed_is_named_and_its_successor_begins_anew(
-    join: Join, child: Child
-) -> None:
+def test_killed_keeper_is_named_and_succeeded(join: Join, child: Child) -> None:
     process = child(KEEPER, "127.0.0.1:0", "2")
     address = said(process)
     clients = [join(address, f"worker:{index}", keeper="the leader ps:0") for index in range(2)]
@@ -503,9 +475,7 @@ def test_a_keeper_that_is_killed_is_named_and_its_successor_begins_anew(
     assert [caller.ended() for caller in callers] == [None] * 2
 
 
-def test_what_is_asked_between_the_end_of_a_keeper_and_the_news_of_it_does_not_wait_for_a_successor(
-    join: Join, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_request_between_keepers_does_not_wait(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
     keeper = Keeper(2)
     client = join(keeper, "worker:0", keeper="the leader ps:0")
     client.register(30)
@@ -539,7 +509,7 @@ def is_back(client: CoordinationClient) -> bool:
     return True
 
 
-def test_a_keeper_that_stops_tells_all_who_wait(keep: Keep, join: Join) -> None:
+def test_stopping_keeper_ends_waits(keep: Keep, join: Join) -> None:
     keeper = keep(2)
     client = join(keeper, "worker:0")
     waiting = [
@@ -609,7 +579,7 @@ GARBAGE = [
 ]
 
 
-def test_garbage_is_an_error_of_the_caller_alone(keep: Keep, join: Join) -> None:
+def test_garbage_is_error_of_caller_alone(keep: Keep, join: Join) -> None:
     keeper = keep(2)
     with ZmqClient(
         keeper.address, security=Credentials().client(keeper.address, "worker")
@@ -630,7 +600,7 @@ def test_garbage_is_an_error_of_the_caller_alone(keep: Keep, join: Join) -> None
     [(5, "5"), ("", "''"), ("k" * 2000, "a str of 2000 characters"), (None, "None")],
     ids=["a number", "no characters", "too many characters", "nothing"],
 )
-def test_a_wrong_key_is_shown_as_it_is(keep: Keep, key: object, shown: str) -> None:
+def test_wrong_key_is_shown_whole(keep: Keep, key: object, shown: str) -> None:
     keeper = keep(1)
     with ZmqClient(
         keeper.address, security=Credentials().client(keeper.address, "worker")
@@ -640,7 +610,7 @@ def test_a_wrong_key_is_shown_as_it_is(keep: Keep, key: object, shown: str) -> N
     assert text.endswith(f"a str of 1 to 1024 characters, not {shown}")
 
 
-def test_a_stranger_may_ask_nothing(keep: Keep) -> None:
+def test_stranger_gets_no_reply(keep: Keep) -> None:
     keeper = keep(2)
     with ZmqClient(keeper.address) as client:
         methods = [info[0] for info in internal_client.start(client, "zmqdist.methods").get_value()]
@@ -654,7 +624,7 @@ def test_a_stranger_may_ask_nothing(keep: Keep) -> None:
 # -- other hosts -----------------------------------------------------------------------------------
 
 
-def test_a_dispatcher_keeps_barriers_and_keys_for_whoever_registers(join: Join) -> None:
+def test_dispatcher_keeps_barriers_and_keys(join: Join) -> None:
     with DispatchServer() as dispatcher:
         clients = [join(dispatcher.target, ("trainer", index)) for index in range(2)]
         names = ["trainer:0", "trainer:1"]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.wire.helpers import same
 from tests.wire.test_plain_arrays import SUBCLASSES
-from tests.wire.wire_values import same
 from zmqdist.data import Dataset
 from zmqdist.data.service import elements
 from zmqdist.data.service.compression import compress_batch, decompress_batch

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.launched import stop
-from tests.transport.wired import until
+from tests.transport.helpers import until
 from tests.zygote import slots_zygote
 from zmqdist.process.bound_children import BoundChild, BoundChildren
 from zmqdist.process.zygote import SILENT
@@ -88,9 +88,7 @@ def ended(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(("word", "code"), [(b"x", 3), (b"r", 1), (b"", 0)])
-def test_a_child_gets_its_descriptors_and_its_exit_code_is_reported(
-    nursery: Nursery, word: bytes, code: int
-) -> None:
+def test_child_gets_descriptors_and_reports_exit(nursery: Nursery, word: bytes, code: int) -> None:
     spawned = nursery.spawn()
     spawned.ours.sendall(word)
     spawned.ours.shutdown(socket.SHUT_WR)
@@ -99,7 +97,7 @@ def test_a_child_gets_its_descriptors_and_its_exit_code_is_reported(
     assert ("a child's own mistake" in tail) == (word == b"r")
 
 
-def test_a_child_leads_a_session_of_its_own_and_no_ctrl_c_reaches_it(nursery: Nursery) -> None:
+def test_child_leads_session_without_ctrl_c(nursery: Nursery) -> None:
     spawned = nursery.spawn()
     spawned.ours.sendall(b"p")
     numbers = {int(each) for each in spawned.ours.recv(64).split()}
@@ -108,7 +106,7 @@ def test_a_child_leads_a_session_of_its_own_and_no_ctrl_c_reaches_it(nursery: Nu
     assert spawned.ours.recv(1) == b"i"
 
 
-def test_a_child_that_is_killed_before_it_has_started_is_reported_as_killed(
+def test_early_kill_is_reported(
     nursery: Nursery,
 ) -> None:
     ours, theirs = socket.socketpair()
@@ -123,7 +121,7 @@ def test_a_child_that_is_killed_before_it_has_started_is_reported_as_killed(
     ours.close()
 
 
-def test_many_that_are_killed_at_once_all_end_though_the_control_socket_is_full(
+def test_killed_children_all_end_beside_full_socket(
     nursery: Nursery,
 ) -> None:
     """While the zygote does not run, the socket's buffer holds fewer orders than there are; none
@@ -147,7 +145,7 @@ def test_many_that_are_killed_at_once_all_end_though_the_control_socket_is_full(
     assert again.code() == 3
 
 
-def test_what_a_child_has_started_in_its_group_ends_with_it(nursery: Nursery) -> None:
+def test_group_of_child_ends_with_child(nursery: Nursery) -> None:
     spawned = nursery.spawn()
     spawned.ours.sendall(b"f")
     assert spawned.ours.recv(1) == b"f"
@@ -162,9 +160,7 @@ def test_what_a_child_has_started_in_its_group_ends_with_it(nursery: Nursery) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_zygote_ignores_signals_that_are_meant_for_the_whole_service(
-    nursery: Nursery, number: int
-) -> None:
+def test_zygote_ignores_group_signals(nursery: Nursery, number: int) -> None:
     before = nursery.spawn()
     before.pid()
     os.kill(nursery.zygote.pid, number)
@@ -176,7 +172,7 @@ def test_a_zygote_ignores_signals_that_are_meant_for_the_whole_service(
 
 
 @pytest.mark.killed("scheduling")
-def test_children_end_with_a_zygote_that_is_killed(nursery: Nursery) -> None:
+def test_children_end_with_killed_zygote(nursery: Nursery) -> None:
     spawned = nursery.spawn()
     pid = spawned.pid()
     os.kill(nursery.zygote.pid, signal.SIGKILL)
@@ -185,7 +181,7 @@ def test_children_end_with_a_zygote_that_is_killed(nursery: Nursery) -> None:
     until(lambda: ended(pid))
 
 
-def test_children_of_a_silent_process_are_ended_and_it_hears_why(nursery: Nursery) -> None:
+def test_silent_starter_loses_children(nursery: Nursery) -> None:
     spawned = nursery.spawn()
     pidfd = os.pidfd_open(spawned.pid())
 
@@ -199,7 +195,7 @@ def test_children_of_a_silent_process_are_ended_and_it_hears_why(nursery: Nurser
     assert spawned.code() == SILENT
 
 
-def test_children_end_when_their_owner_is_closed(nursery: Nursery) -> None:
+def test_children_end_with_owner(nursery: Nursery) -> None:
     several = [nursery.spawn() for _ in range(3)]
     pids = [each.pid() for each in several]
     waiting = nursery.spawn()

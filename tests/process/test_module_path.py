@@ -58,7 +58,7 @@ EVERY_NAME = sorted(sys.stdlib_module_names - {"__main__"})
         "program",
     ],
 )
-def test_only_the_program_imports_from_its_folder_what_a_library_has(
+def test_program_alone_imports_from_its_folder(
     tmp_path: Path, importer: str, names: list[str], from_program: list[str]
 ) -> None:
     for name in names:
@@ -72,7 +72,7 @@ def test_only_the_program_imports_from_its_folder_what_a_library_has(
     assert done.stdout.strip().split(",") == (from_program or [""])
 
 
-def test_a_process_whose_working_directory_was_removed_starts_no_child(
+def test_removed_working_directory_starts_no_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = tmp_path / "gone"

@@ -31,7 +31,7 @@ PATCHES: dict[str, tuple[types.ModuleType, str]] = {
 
 @pytest.mark.parametrize("library", ["gevent", "eventlet"])
 @pytest.mark.parametrize("patched", PATCHES)
-def test_a_patched_process_is_refused(
+def test_patched_process_is_refused(
     monkeypatch: pytest.MonkeyPatch, library: str, patched: str
 ) -> None:
     module, name = PATCHES[patched]
@@ -53,7 +53,7 @@ def test_a_patched_process_is_refused(
             begin()
 
 
-def test_a_debugger_may_replace_the_start_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debugger_may_replace_thread_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_thread, "start_new_thread", lambda *args: None)
     check_threads()
 
@@ -65,7 +65,7 @@ def test_a_debugger_may_replace_the_start_of_threads(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "order", ["{patch}; import zmqdist as zd", "import zmqdist as zd; {patch}"]
 )
-def test_the_libraries_themselves_are_refused(patch: str, order: str) -> None:
+def test_patching_libraries_are_refused(patch: str, order: str) -> None:
     library = patch.split()[1].rstrip(";")
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")

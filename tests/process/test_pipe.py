@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.transport.wired import until
+from tests.transport.helpers import until
 from zmqdist.errors import ResourceExhaustedError
 from zmqdist.process import pipe as pipe_module
 from zmqdist.process.pipe import (
@@ -85,13 +85,11 @@ def child_of(loop: Loop) -> Iterator[Callable[..., tuple[LoopPipe[bytes], Blocki
     ),
     st.lists(st.integers(1, 60), min_size=1),
 )
-def test_frames_that_are_cut_anywhere_are_read_whole(
-    messages: list[Message], sizes: list[int]
-) -> None:
+def test_cut_frames_are_read_whole(messages: list[Message], sizes: list[int]) -> None:
     assert read(FrameReader(BYTES), framed(messages), itertools.cycle(sizes)) == messages
 
 
-def test_a_part_is_read_into_its_own_memory() -> None:
+def test_part_is_read_into_own_memory() -> None:
     part = os.urandom(3 * RECEIVE_BYTES)
     ((_, parts), _) = read(
         FrameReader(BYTES), framed([(b"head", [part]), (b"next", [])]), itertools.repeat(MIB)
@@ -103,7 +101,7 @@ def test_a_part_is_read_into_its_own_memory() -> None:
 
 
 @pytest.mark.parametrize(("size", "kib"), [(1, 8), (7, 8), (1000, 2048), (MIB, 2048)])
-def test_parts_for_which_there_is_no_memory_are_skipped_and_the_next_message_comes(
+def test_parts_without_memory_are_skipped(
     monkeypatch: pytest.MonkeyPatch, size: int, kib: int
 ) -> None:
     def small_only(given: Any = b"") -> bytearray:
@@ -127,7 +125,7 @@ def test_parts_for_which_there_is_no_memory_are_skipped_and_the_next_message_com
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("cut", [0, 1, 7, 8, 12, 16, 18, 20, 25])
-def test_an_end_in_the_middle_of_a_frame_is_an_end(cut: int) -> None:
+def test_end_within_frame_is_end(cut: int) -> None:
     ours, theirs = BlockingPipe.pair(BYTES)
     os.write(theirs, framed([(b"whole", [])]) + framed([(b"half", [b"part!!"])])[:cut])
     os.close(theirs)
@@ -142,7 +140,7 @@ def test_an_end_in_the_middle_of_a_frame_is_an_end(cut: int) -> None:
 
 
 @pytest.mark.timeout(20)
-def test_a_pipe_with_unread_bytes_ends_like_any_other() -> None:
+def test_pipe_with_unread_bytes_ends() -> None:
     ours, theirs = BlockingPipe.pair(BYTES)
     ours.send(b"unread")
     os.write(theirs, framed([(b"whole", [])]))
@@ -156,7 +154,7 @@ def test_a_pipe_with_unread_bytes_ends_like_any_other() -> None:
 
 
 @pytest.mark.timeout(20)
-def test_the_messages_of_two_threads_do_not_mix() -> None:
+def test_messages_of_two_threads_do_not_mix() -> None:
     ours, theirs = BlockingPipe.pair(BYTES)
     other = BlockingPipe(theirs, BYTES)
 
@@ -179,7 +177,7 @@ def test_the_messages_of_two_threads_do_not_mix() -> None:
         other.close()
 
 
-def test_a_message_to_a_closed_pipe_is_an_error() -> None:
+def test_message_to_closed_pipe_is_error() -> None:
     ours, theirs = BlockingPipe.pair(BYTES)
     os.close(theirs)
     with pytest.raises(OSError, match="Broken pipe"):
@@ -188,7 +186,7 @@ def test_a_message_to_a_closed_pipe_is_an_error() -> None:
     ours.close()
 
 
-def test_processes_that_a_child_starts_do_not_inherit_its_pipe() -> None:
+def test_grandchildren_do_not_inherit_pipe() -> None:
     ours, theirs = BlockingPipe.pair(BYTES)
     os.set_inheritable(theirs, True)
     other = BlockingPipe(theirs, BYTES)
@@ -198,7 +196,7 @@ def test_processes_that_a_child_starts_do_not_inherit_its_pipe() -> None:
 
 
 @pytest.mark.timeout(20)
-def test_a_child_that_reads_late_gets_all_and_then_the_end(loop: Loop, child_of: Any) -> None:
+def test_late_reader_gets_messages_then_end(loop: Loop, child_of: Any) -> None:
     parent, child = child_of()
     messages = [bytes([number]) * MIB for number in range(5)]
     for message in messages:
@@ -214,7 +212,7 @@ def test_a_child_that_reads_late_gets_all_and_then_the_end(loop: Loop, child_of:
 
 
 @pytest.mark.timeout(20)
-def test_the_loop_hears_messages_with_parts_in_order(loop: Loop, child_of: Any) -> None:
+def test_loop_gets_messages_with_parts_in_order(loop: Loop, child_of: Any) -> None:
     heard: list[tuple[bytes, Parts]] = []
     _, child = child_of(lambda *message: heard.append(message))
     large = os.urandom(4 * MIB)
@@ -227,7 +225,7 @@ def test_the_loop_hears_messages_with_parts_in_order(loop: Loop, child_of: Any) 
 
 
 @pytest.mark.timeout(20)
-def test_the_last_messages_of_a_child_are_received_after_its_end(loop: Loop) -> None:
+def test_last_messages_arrive_after_end_of_child(loop: Loop) -> None:
     heard: list[bytes] = []
 
     def ended() -> None:
@@ -249,7 +247,7 @@ def test_the_last_messages_of_a_child_are_received_after_its_end(loop: Loop) -> 
 
 
 @pytest.mark.timeout(20)
-def test_a_pipe_that_is_closed_by_a_message_receives_no_more(loop: Loop, child_of: Any) -> None:
+def test_pipe_closed_by_message_receives_no_more(loop: Loop, child_of: Any) -> None:
     heard: list[bytes] = []
 
     def hear(message: bytes, _: Parts) -> None:

@@ -29,7 +29,7 @@ def zygotes() -> list[int]:
     return [int(pid) for pid in named if read(Path("/proc", pid, "cmdline"))]
 
 
-def test_each_worker_has_an_environment_a_directory_and_random_numbers_of_its_own(
+def test_workers_have_own_environment_and_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def own() -> tuple[object, ...]:
@@ -66,7 +66,7 @@ def parent_of(pid: int) -> int:
 
 
 @pytest.mark.killed("local cluster")
-def test_a_zygote_that_is_killed_takes_no_worker_with_it_and_a_command_replaces_it(
+def test_killed_zygote_is_replaced_by_command(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
@@ -107,9 +107,7 @@ print(zygote.wait(20.0), signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 """
 
 
-def test_a_signal_that_reaches_a_worker_while_it_forks_its_zygote_does_not_harm_the_zygote() -> (
-    None
-):
+def test_signal_to_forking_worker_spares_zygote() -> None:
     command = [sys.executable, "-W", "error", "-c", INTERRUPTED]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 set()\n", "")

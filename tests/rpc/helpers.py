@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.transport.wired import Dialled
+from tests.transport.helpers import Dialled
 from zmqdist.limits import CHUNK_BYTES, HANDLER_THREADS_MAX
 from zmqdist.rpc import StatusOrResult, ZmqClient, payload
 from zmqdist.rpc.client import as_returned

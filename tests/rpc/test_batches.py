@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.rpc.helpers import stranger_to, until
-from tests.transport.wired import Dialled
+from tests.transport.helpers import Dialled
 from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, INLINE_BYTES_MAX
 from zmqdist.messages import Call, Calls, Replies, Reply
 from zmqdist.rpc import ZmqClient, ZmqServer, payload

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.coordination.kept import until
+from tests.coordination.helpers import until
 from tests.ports import free_addresses
 from zmqdist.tasks import ring_schedules
 from zmqdist.tasks.server import Server

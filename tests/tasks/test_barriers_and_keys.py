@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.coordination.kept import Caller, assert_waited_for, until
+from tests.coordination.helpers import Caller, assert_waited_for, until
 from tests.ports import free_addresses
 from zmqdist import errors
 from zmqdist.coordination.machine import CoordinationConfig

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.coordination.kept import until
+from tests.coordination.helpers import until
 from tests.tasks.tasks import LARGE, Side, cluster, errors, same, together, until_announced, works
 from zmqdist.collectives import (
     CollectiveCommunication,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.coordination.kept import until
+from tests.coordination.helpers import until
 from tests.ports import free_addresses
 from tests.tasks.tasks import Side
 from zmqdist.errors import (

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.coordination.kept import until
+from tests.coordination.helpers import until
 from tests.launch.launched import stop
 from tests.ports import free_addresses
 from tests.tasks.tasks import Side, cluster, state_of

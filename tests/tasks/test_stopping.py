@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.coordination.kept import until
+from tests.coordination.helpers import until
 from tests.ports import free_addresses
 from tests.tasks.tasks import LARGE, Side, Silent, cluster, state_of, together
 from zmqdist.errors import (

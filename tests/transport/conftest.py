@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.transport.wired import Dialled, Served
+from tests.transport.helpers import Dialled, Served
 from zmqdist.transport.security import (
     ClientSecurity,
     ServerSecurity,

@@ -63,7 +63,7 @@ def receiver(id: int, sizes: list[int]) -> Transfers:
 # -- the sender ------------------------------------------------------------------------------------
 
 
-def test_p1_the_chunks_of_a_transfer_are_its_parts_in_order() -> None:
+def test_chunks_are_parts_in_order() -> None:
     out = sender((1, [7, 0, 3, 1]), window=100)
     assert pieces(out) == [
         Piece(1, 0, 0, 3),
@@ -75,7 +75,7 @@ def test_p1_the_chunks_of_a_transfer_are_its_parts_in_order() -> None:
     assert len(out.tracked) == 0
 
 
-def test_p2_unacknowledged_bytes_stay_within_the_window_for_any_number_of_transfers() -> None:
+def test_unacknowledged_bytes_stay_within_window() -> None:
     out = sender(*((id, [100]) for id in range(1, 20)))
     assert [piece.nbytes for piece in pieces(out)] == [3, 3]
     assert out.pace.unacknowledged == 6
@@ -84,12 +84,12 @@ def test_p2_unacknowledged_bytes_stay_within_the_window_for_any_number_of_transf
     assert pieces(out) == []
 
 
-def test_p3_transfers_take_turns() -> None:
+def test_transfers_take_turns() -> None:
     out = sender((1, [9]), (2, [4]), window=100)
     assert [piece.id for piece in pieces(out)] == [1, 2, 1, 2, 1]
 
 
-def test_p3_a_later_transfer_takes_turns_with_one_that_is_in_progress() -> None:
+def test_later_transfer_takes_turns_with_earlier() -> None:
     out = sender((1, [30]))
     assert len(pieces(out)) == 2
     out.send(2, [30])
@@ -97,7 +97,7 @@ def test_p3_a_later_transfer_takes_turns_with_one_that_is_in_progress() -> None:
     assert [piece.id for piece in pieces(out)] == [1, 2]
 
 
-def test_p6_no_chunk_of_an_ended_transfer_leaves_and_its_bytes_in_flight_still_count() -> None:
+def test_ended_transfer_sends_no_chunk_but_counts_bytes() -> None:
     out = sender((1, [30]), (2, [30]))
     assert [piece.id for piece in pieces(out)] == [1, 2]
     assert out.end(1)
@@ -108,7 +108,7 @@ def test_p6_no_chunk_of_an_ended_transfer_leaves_and_its_bytes_in_flight_still_c
 
 
 @pytest.mark.parametrize("nbytes", [4, 10**12, -1])
-def test_an_acknowledgement_of_bytes_that_were_never_sent_is_a_fault_and_widens_no_window(
+def test_acknowledgment_of_unsent_bytes_is_fault(
     nbytes: int,
 ) -> None:
     out = sender((1, [3]))
@@ -121,7 +121,7 @@ def test_an_acknowledgement_of_bytes_that_were_never_sent_is_a_fault_and_widens_
 # -- the receiver ----------------------------------------------------------------------------------
 
 
-def test_p4_a_transfer_is_complete_when_each_byte_of_it_has_arrived() -> None:
+def test_transfer_completes_with_last_byte() -> None:
     into = receiver(1, [0, 5, 0, 2])
     assert into.room_at(1, 1, 0) == 5
     assert into.arrived(1, 1, 0, 4) == MORE
@@ -145,9 +145,7 @@ def test_p4_a_transfer_is_complete_when_each_byte_of_it_has_arrived() -> None:
         "far outside",
     ],
 )
-def test_p4_a_chunk_that_does_not_belong_there_fails_its_transfer_once(
-    part: int, offset: int, nbytes: int
-) -> None:
+def test_wrong_chunk_fails_transfer_once(part: int, offset: int, nbytes: int) -> None:
     into = receiver(1, [10, 2])
     into.receive(2, [4])
     assert into.arrived(1, 0, 0, 3) == MORE
@@ -161,7 +159,7 @@ def test_p4_a_chunk_that_does_not_belong_there_fails_its_transfer_once(
 
 
 @pytest.mark.parametrize("over", ["ended", "complete", "unknown"])
-def test_p4_no_chunk_of_an_ended_transfer_is_accepted(over: str) -> None:
+def test_ended_transfer_accepts_no_chunk(over: str) -> None:
     into = Transfers()
     if over != "unknown":
         into.receive(1, [6])
@@ -178,9 +176,7 @@ def test_p4_no_chunk_of_an_ended_transfer_is_accepted(over: str) -> None:
     assert len(into.tracked) == 0
 
 
-def test_p5_chunks_are_acknowledged_at_once_except_the_first_of_two_full_ones_even_unwanted_chunks() -> (
-    None
-):
+def test_chunks_are_acknowledged_at_once_or_in_pairs() -> None:
     into = receiver(1, [10 * CHUNK_BYTES])
     assert [
         into.credit_after(CHUNK_BYTES),
@@ -198,7 +194,7 @@ def test_p5_chunks_are_acknowledged_at_once_except_the_first_of_two_full_ones_ev
     ]
 
 
-def test_p5_a_full_chunk_is_acknowledged_at_once_when_no_other_is_expected() -> None:
+def test_last_full_chunk_is_acknowledged_at_once() -> None:
     """An unacknowledged chunk counts as in flight, so the figures would show a chunk that never
     arrives."""
     into = receiver(1, [10 * CHUNK_BYTES])
@@ -210,9 +206,7 @@ def test_p5_a_full_chunk_is_acknowledged_at_once_when_no_other_is_expected() -> 
     )
 
 
-def test_p5_a_window_that_fell_while_a_full_chunk_waits_for_its_second_does_not_stop_a_transfer() -> (
-    None
-):
+def test_narrowed_window_does_not_stop_transfer() -> None:
     pace = Pace(window_bytes=4 * CHUNK_BYTES)
     out, into = Transfers(pace), Transfers()
     out.send(1, [5 * CHUNK_BYTES])
@@ -232,7 +226,7 @@ def test_p5_a_window_that_fell_while_a_full_chunk_waits_for_its_second_does_not_
 # -- both ------------------------------------------------------------------------------------------
 
 
-def test_random_histories_of_both_ends_keep_the_promises(seed: int) -> None:
+def test_random_histories_keep_promises(seed: int) -> None:
     """At random, transfers begin and are ended by either side, chunks are doubled, cut or invented,
     and the connection ends."""
     rng = random.Random(seed)
@@ -337,7 +331,7 @@ def _one_connection(rng: random.Random, planted: bool) -> None:
     assert len(out.tracked) == 0
 
 
-def test_an_announced_transfer_counts_until_it_has_ended() -> None:
+def test_announced_bytes_count_until_transfer_ends() -> None:
     inbound = Transfers()
     inbound.receive(1, [10, 20])
     inbound.receive(2, [5])
@@ -352,7 +346,7 @@ def test_an_announced_transfer_counts_until_it_has_ended() -> None:
     assert inbound.announced == 0
 
 
-def test_the_states_of_a_transfer() -> None:
+def test_transfer_states() -> None:
     end = Transfers(fixed(WINDOW, CHUNK))
     arguments = end.send(1, [5, 0], ["handle"], held=True)
     assert arguments.state is TransferState.HELD
@@ -372,7 +366,7 @@ def test_the_states_of_a_transfer() -> None:
 
 
 @pytest.mark.parametrize("held", [True, False], ids=["held back", "being sent"])
-def test_parts_whose_call_has_its_reply_are_not_sent(held: bool) -> None:
+def test_parts_are_not_sent_after_reply(held: bool) -> None:
     end = Transfers(fixed(WINDOW, CHUNK))
     end.send(1, [50], held=held)
     end.receive(1, [4])
@@ -382,7 +376,7 @@ def test_parts_whose_call_has_its_reply_are_not_sent(held: bool) -> None:
     assert not end.tracked
 
 
-def test_another_change_of_state_is_an_internal_error() -> None:
+def test_unlisted_transition_is_internal_error() -> None:
     end = receiver(7, [4])
     with pytest.raises(InternalError, match="transfer 7 cannot go from RECEIVING to RECEIVING"):
         end.receive(7, [4])

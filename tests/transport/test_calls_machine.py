@@ -49,7 +49,7 @@ def empty(table: ClientCalls) -> bool:
 # -- the client's end ------------------------------------------------------------------------------
 
 
-def test_a_call_to_a_known_server_names_its_incarnation() -> None:
+def test_call_names_incarnation_of_server() -> None:
     table = client()
     ask(table)
     assert requests(table) == [Call(1, "m", LIFE, 0, b"args")]
@@ -79,15 +79,13 @@ def test_a_call_to_a_known_server_names_its_incarnation() -> None:
         "no number",
     ],
 )
-def test_a_call_tells_the_server_the_time_that_is_left(
-    due: float, now: float, left_ms: int
-) -> None:
+def test_call_names_time_left(due: float, now: float, left_ms: int) -> None:
     table = client()
     ask(table, due)
     assert requests(table, now) == [Call(1, "m", LIFE, left_ms, b"args")]
 
 
-def test_the_first_call_leaves_at_once_and_those_after_it_gather_until_it_is_answered() -> None:
+def test_first_call_leaves_and_later_calls_gather() -> None:
     table = client()
     assert table.submitted(ClientCall("m", b""))
     first = table.next_message()[0]
@@ -99,7 +97,7 @@ def test_the_first_call_leaves_at_once_and_those_after_it_gather_until_it_is_ans
     assert table.submitted(ClientCall("m", b""))
 
 
-def test_so_many_calls_are_a_full_message() -> None:
+def test_message_is_full_by_count() -> None:
     table = client()
     fly(table)
     assert [table.submitted(ClientCall("m", b"")) for _ in range(BATCH_ITEMS_MAX)] == [False] * (
@@ -109,7 +107,7 @@ def test_so_many_calls_are_a_full_message() -> None:
     assert [len(table.next_message()) for _ in range(3)] == [BATCH_ITEMS_MAX, 1, 0]
 
 
-def test_so_many_bytes_are_a_full_message() -> None:
+def test_message_is_full_by_bytes() -> None:
     table = client()
     fly(table)
     body = bytes(BATCH_BYTES_MAX // 4)
@@ -128,7 +126,7 @@ def test_so_many_bytes_are_a_full_message() -> None:
     assert [table.submitted(ClientCall("m", body)) for _ in range(3)] == [False] * 3
 
 
-def test_a_call_with_frames_leaves_at_once_in_a_message_of_its_own_behind_those_before_it() -> None:
+def test_call_with_frames_leaves_alone_in_order() -> None:
     table = client()
     fly(table)
     ask(table)
@@ -138,7 +136,7 @@ def test_a_call_with_frames_leaves_at_once_in_a_message_of_its_own_behind_those_
     assert [[call.id for call in table.next_message()] for _ in range(4)] == [[2, 3], [4], [5], []]
 
 
-def test_a_reply_ends_its_call_with_its_value_or_error() -> None:
+def test_reply_ends_call_with_value_or_error() -> None:
     table = client()
     call = fly(table)
     assert table.replied(Reply(1, 0, "", b"value"), ["frame"]) is call
@@ -152,7 +150,7 @@ def test_a_reply_ends_its_call_with_its_value_or_error() -> None:
     assert empty(table)
 
 
-def test_a_reply_for_an_unknown_call_is_ignored() -> None:
+def test_reply_to_unknown_call_is_ignored() -> None:
     table = client()
     call = fly(table)
     table.replied(Reply(1, 0, "", b"first"), ())
@@ -161,7 +159,7 @@ def test_a_reply_for_an_unknown_call_is_ignored() -> None:
     assert (call.code, call.body) == (0, b"first")
 
 
-def test_calls_wait_for_a_server_and_are_sent_in_order_with_the_remaining_time() -> None:
+def test_waiting_calls_leave_in_order_with_time_left() -> None:
     table = client(up=False)
     assert not table.submitted(first := ClientCall("m", b"args", (), 10.0))
     second = ask(table)
@@ -176,7 +174,7 @@ def test_calls_wait_for_a_server_and_are_sent_in_order_with_the_remaining_time()
     assert not table.waiting
 
 
-def test_calls_in_flight_when_the_connection_ends_are_unavailable_and_never_sent_again() -> None:
+def test_calls_in_flight_end_with_connection() -> None:
     table = client()
     call = fly(table)
     assert table.connection_lost() == [call]
@@ -186,7 +184,7 @@ def test_calls_in_flight_when_the_connection_ends_are_unavailable_and_never_sent
     assert requests(table) == []
 
 
-def test_gathered_calls_wait_for_the_next_server_when_the_connection_ends() -> None:
+def test_gathered_calls_wait_for_next_server() -> None:
     table = client()
     flying, gathered = fly(table), ask(table)
     assert table.connection_lost() == [flying]
@@ -196,7 +194,7 @@ def test_gathered_calls_wait_for_the_next_server_when_the_connection_ends() -> N
     assert requests(table) == [Call(gathered.id, "m", LIFE + 1, 0, b"args")]
 
 
-def test_a_server_that_leaves_replies_to_calls_in_flight_and_gets_no_new_ones() -> None:
+def test_leaving_server_still_replies() -> None:
     table = client()
     old = fly(table)
     gathered = ask(table)
@@ -209,7 +207,7 @@ def test_a_server_that_leaves_replies_to_calls_in_flight_and_gets_no_new_ones() 
     assert [call.id for call in requests(table)] == [gathered.id, new.id]
 
 
-def test_a_call_made_while_the_server_is_away_waits_for_its_next_incarnation() -> None:
+def test_call_waits_for_next_incarnation() -> None:
     table = client()
     table.connection_lost()
     ask(table)
@@ -225,7 +223,7 @@ def impatient() -> ClientCall:
     return call
 
 
-def test_a_call_that_does_not_wait_for_a_server_ends_if_there_is_none() -> None:
+def test_impatient_call_ends_without_server() -> None:
     table = client(up=False)
     call = impatient()
     assert not table.submitted(call)
@@ -234,7 +232,7 @@ def test_a_call_that_does_not_wait_for_a_server_ends_if_there_is_none() -> None:
     assert empty(table)
 
 
-def test_a_call_that_does_not_wait_ends_if_its_server_ends_before_it_was_sent() -> None:
+def test_impatient_unsent_call_ends_with_server() -> None:
     table = client()
     flying, other, call = fly(table), ask(table), impatient()
     assert not table.submitted(call)
@@ -243,7 +241,7 @@ def test_a_call_that_does_not_wait_ends_if_its_server_ends_before_it_was_sent() 
     assert (call.code, list(table.waiting.values())) == (errors.UNAVAILABLE, [other])
 
 
-def test_calls_that_could_not_be_sent_wait_instead_before_those_that_came_later() -> None:
+def test_undelivered_calls_wait_before_later_calls() -> None:
     table = client()
     ask(table)
     ask(table)
@@ -255,7 +253,7 @@ def test_calls_that_could_not_be_sent_wait_instead_before_those_that_came_later(
     assert [call.id for call in requests(table)] == [1, 2, 3]
 
 
-def test_a_deadline_ends_calls_in_flight_and_waiting_alike() -> None:
+def test_deadline_ends_sent_and_waiting_calls() -> None:
     table = client()
     flying, later, forever = fly(table, due=2.0), fly(table, due=9.0), fly(table)
     table.server_leaving()
@@ -274,7 +272,7 @@ def test_a_deadline_ends_calls_in_flight_and_waiting_alike() -> None:
     assert list(table.in_flight) == [forever.id]
 
 
-def test_the_server_is_told_of_a_cancelled_call_only_if_it_has_the_call() -> None:
+def test_cancel_message_names_only_sent_calls() -> None:
     table = client()
     flying, waiting = fly(table), ask(table)
     assert table.cancelled(waiting) is None
@@ -284,7 +282,7 @@ def test_the_server_is_told_of_a_cancelled_call_only_if_it_has_the_call() -> Non
     assert empty(table)
 
 
-def test_a_refusal_ends_every_call_with_its_error() -> None:
+def test_refusal_ends_every_call() -> None:
     table = client()
     flying, waiting = fly(table), ask(table)
     assert set(table.failed(errors.UNAUTHENTICATED, "wrong token")) == {flying, waiting}
@@ -296,7 +294,7 @@ def test_a_refusal_ends_every_call_with_its_error() -> None:
     assert requests(table) == []
 
 
-def test_calls_above_the_bound_are_refused_by_the_client() -> None:
+def test_pending_calls_are_bounded() -> None:
     table = client(pending_max=2)
     fly(table)
     ask(table)
@@ -305,7 +303,7 @@ def test_calls_above_the_bound_are_refused_by_the_client() -> None:
     assert len(table.in_flight) + len(table.waiting) == 2
 
 
-def test_at_random_a_call_ends_once_is_sent_at_most_once_and_leaves_nothing(seed: int) -> None:
+def test_random_calls_end_once_and_leave_nothing(seed: int) -> None:
     rng, table, now, life = random.Random(seed), client(up=False), 0.0, 0
     calls: list[ClientCall] = []
     delivered: dict[int, int] = {}
@@ -375,7 +373,7 @@ def taken(
 
 
 @pytest.mark.parametrize("incarnation", [0, 1, LIFE + 1])
-def test_a_call_of_another_incarnation_is_refused(incarnation: int) -> None:
+def test_call_for_other_incarnation_is_refused(incarnation: int) -> None:
     table = ServerCalls(LIFE)
     answer = table.call_arrived("a", Call(5, "m", incarnation, 0, b""), 0.0)
     assert isinstance(answer, Reply)
@@ -383,14 +381,14 @@ def test_a_call_of_another_incarnation_is_refused(incarnation: int) -> None:
     assert len(table) == 0
 
 
-def test_a_call_is_wanted_until_its_time_has_passed() -> None:
+def test_call_is_wanted_until_deadline() -> None:
     served = taken(ServerCalls(LIFE), left_ms=500, now=10.0)
     assert served.is_wanted(10.4)
     assert not served.is_wanted(10.5)
     assert taken(ServerCalls(LIFE)).is_wanted(1e9)
 
 
-def test_a_finished_call_is_answered_and_forgotten() -> None:
+def test_finished_call_is_forgotten() -> None:
     table = ServerCalls(LIFE)
     served = taken(table)
     assert len(table) == 1
@@ -398,7 +396,7 @@ def test_a_finished_call_is_answered_and_forgotten() -> None:
     assert len(table) == 0
 
 
-def test_a_result_after_the_deadline_is_not_a_reply() -> None:
+def test_result_after_deadline_is_no_reply() -> None:
     """A function that checks `cancelled()` then returns early: its return value must not count as a
     result."""
     table = ServerCalls(LIFE)
@@ -407,7 +405,7 @@ def test_a_result_after_the_deadline_is_not_a_reply() -> None:
     assert len(table) == 0
 
 
-def test_a_cancelled_call_is_unwanted_and_unanswered_and_counts_until_it_has_finished() -> None:
+def test_cancelled_call_counts_until_it_finishes() -> None:
     table = ServerCalls(LIFE, pending_max=1)
     served = taken(table)
     table.cancelled("a", 99)
@@ -420,7 +418,7 @@ def test_a_cancelled_call_is_unwanted_and_unanswered_and_counts_until_it_has_fin
     taken(table, id=2)
 
 
-def test_the_calls_of_a_disconnected_peer_are_forgotten() -> None:
+def test_calls_of_lost_peer_are_forgotten() -> None:
     table = ServerCalls(LIFE)
     gone, other = taken(table, "a"), taken(table, "b")
     table.peer_gone("a")
@@ -431,7 +429,7 @@ def test_the_calls_of_a_disconnected_peer_are_forgotten() -> None:
     assert len(table) == 1
 
 
-def test_the_calls_of_a_peer_are_bounded_without_effect_on_other_peers() -> None:
+def test_calls_of_each_peer_are_bounded() -> None:
     table = ServerCalls(LIFE, pending_max=2)
     first = taken(table, "a", 1)
     taken(table, "a", 2)
@@ -443,7 +441,7 @@ def test_the_calls_of_a_peer_are_bounded_without_effect_on_other_peers() -> None
     taken(table, "a", 3)
 
 
-def test_a_number_in_use_is_refused_and_counted() -> None:
+def test_number_in_use_is_refused() -> None:
     table = ServerCalls(LIFE)
     taken(table)
     refused = table.call_arrived("a", Call(1, "m", LIFE, 0, b""), 0.0)
@@ -451,7 +449,7 @@ def test_a_number_in_use_is_refused_and_counted() -> None:
     assert (refused.code, table.repeated, len(table)) == (errors.INVALID_ARGUMENT, 1, 1)
 
 
-def test_a_call_whose_arguments_will_not_arrive_leaves_the_table() -> None:
+def test_call_without_arguments_leaves_table() -> None:
     table = ServerCalls(LIFE)
     served = table.call_arrived("peer", Call(1, "m", LIFE, 0, b""), 0.0)
     assert isinstance(served, ServedCall)

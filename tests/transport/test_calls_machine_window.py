@@ -38,7 +38,7 @@ def left(table: ClientCalls) -> list[list[ClientCall]]:
     return messages
 
 
-def test_calls_that_do_not_fit_into_the_window_wait_in_order_for_replies() -> None:
+def test_calls_beyond_window_wait_in_order() -> None:
     table = bounded()
     sent = [sized(table, 40 * KIB), sized(table, 10 * KIB, 40 * KIB)]
     held = [sized(table, 20 * KIB), sized(table, 2 * KIB)]
@@ -55,7 +55,7 @@ def test_calls_that_do_not_fit_into_the_window_wait_in_order_for_replies() -> No
 
 
 @pytest.mark.parametrize("frames", [(), (24,)], ids=["a body", "frames"])
-def test_small_calls_do_not_count_and_overtake_calls_that_are_held_back(
+def test_small_calls_overtake_held_back_calls(
     frames: tuple[int, ...],
 ) -> None:
     table = bounded()
@@ -71,7 +71,7 @@ def test_small_calls_do_not_count_and_overtake_calls_that_are_held_back(
     assert table.eager_bytes == 90 * KIB
 
 
-def test_a_call_that_would_fit_does_not_overtake_an_earlier_one_that_counts() -> None:
+def test_fitting_call_does_not_overtake() -> None:
     table = bounded()
     sent, held, fits = sized(table, 90 * KIB), sized(table, 20 * KIB), sized(table, 2 * KIB)
     assert left(table) == [[sent]]
@@ -81,7 +81,7 @@ def test_a_call_that_would_fit_does_not_overtake_an_earlier_one_that_counts() ->
     assert left(table) == [[held, fits, fits_too]]
 
 
-def test_a_message_of_several_calls_ends_when_the_window_is_full() -> None:
+def test_message_ends_when_window_is_full() -> None:
     table = bounded()
     first, second, third = (sized(table, 40 * KIB) for _ in range(3))
     assert left(table) == [[first, second]]
@@ -90,7 +90,7 @@ def test_a_message_of_several_calls_ends_when_the_window_is_full() -> None:
     assert not table.is_unsent(third)
 
 
-def test_a_call_larger_than_the_window_leaves_when_no_counted_call_is_unanswered() -> None:
+def test_oversized_call_leaves_alone() -> None:
     table = bounded()
     first, huge, small = sized(table, 2 * KIB), sized(table, 1000 * KIB), sized(table, 1)
     assert left(table) == [[first, small]]
@@ -101,7 +101,7 @@ def test_a_call_larger_than_the_window_leaves_when_no_counted_call_is_unanswered
 @pytest.mark.parametrize(
     "how", ["the connection goes", "the server leaves", "it could not be sent"]
 )
-def test_held_back_calls_wait_in_their_order_while_there_is_no_server(how: str) -> None:
+def test_held_back_calls_keep_order_without_server(how: str) -> None:
     table = bounded()
     first, held, small = sized(table, 90 * KIB), sized(table, 20 * KIB), sized(table, 1)
     messages = left(table)
@@ -123,7 +123,7 @@ def test_held_back_calls_wait_in_their_order_while_there_is_no_server(how: str) 
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_at_random_the_window_holds_and_all_but_small_calls_leave_in_order(seed: int) -> None:
+def test_random_calls_respect_window_and_order(seed: int) -> None:
     rng = random.Random(seed)
     table = bounded()
     asked: list[ClientCall] = []
@@ -151,7 +151,7 @@ def test_at_random_the_window_holds_and_all_but_small_calls_leave_in_order(seed:
         assert order == sorted(order)
 
 
-def test_large_parts_that_do_not_fit_are_held_until_the_server_admits_them() -> None:
+def test_large_parts_beyond_window_are_held() -> None:
     table = bounded()
     calls = [
         sized(table, 1, CHUNK_BYTES + 1),
@@ -163,7 +163,7 @@ def test_large_parts_that_do_not_fit_are_held_until_the_server_admits_them() -> 
     assert sent == calls
 
 
-def test_large_parts_that_fit_are_not_held() -> None:
+def test_large_parts_within_window_are_not_held() -> None:
     table = ClientCalls(HOME, eager_bytes_max=CHUNK_BYTES + 100)
     table.server_up(LIFE)
     sized(table, 50, CHUNK_BYTES + 1)
@@ -171,7 +171,7 @@ def test_large_parts_that_fit_are_not_held() -> None:
     assert table.eager_bytes == CHUNK_BYTES + 51
 
 
-def test_a_call_with_bounds_of_its_own_does_not_count() -> None:
+def test_unbounded_call_does_not_count() -> None:
     table = bounded()
     call = ClientCall("m", bytes(1000 * KIB))
     call.bounded = False
@@ -183,7 +183,7 @@ def test_a_call_with_bounds_of_its_own_does_not_count() -> None:
 @pytest.mark.parametrize(
     "how", ["answered", "cancelled", "expired", "lost", "failed", "undelivered"]
 )
-def test_a_call_that_is_not_in_flight_any_more_does_not_count(how: str) -> None:
+def test_ended_call_does_not_count(how: str) -> None:
     table = bounded()
     call = ClientCall("m", bytes(4 * KIB), (), 5.0)
     table.submitted(call)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.transport.wired import Served, until
+from tests.transport.helpers import Served, until
 from zmqdist import errors
 from zmqdist.messages import Call, Refused, Reply
 from zmqdist.transport import channel as channels
@@ -99,7 +99,7 @@ def long_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "SLICE_S", 2 * LATE_S)
 
 
-def test_a_call_is_answered_with_its_frames(serve: Serve, open_channel: Open) -> None:
+def test_reply_has_frames_of_call(serve: Serve, open_channel: Open) -> None:
     channel = open_channel(serve().address)
     frames = [b"a" * 10, b"", b"c" * 10_000]
     call = ClientCall("m", b"body", frames, time.monotonic() + LATE_S)
@@ -107,9 +107,7 @@ def test_a_call_is_answered_with_its_frames(serve: Serve, open_channel: Open) ->
     assert (call.code, call.body, [bytes(frame) for frame in call.frames]) == (0, b"body", frames)
 
 
-def test_the_frames_of_a_call_that_waits_for_a_server_are_copied_at_once(
-    serve: Serve, open_channel: Open
-) -> None:
+def test_frames_of_waiting_call_are_copied(serve: Serve, open_channel: Open) -> None:
     served = serve()
     address = served.address
     served.loop.stop()
@@ -125,7 +123,7 @@ def test_the_frames_of_a_call_that_waits_for_a_server_are_copied_at_once(
 @pytest.mark.parametrize(
     ("slice_s", "counted"), [(1.0, 1), (2 * LATE_S, 0)], ids=["whole slice", "shorter"]
 )
-def test_a_reply_without_an_event_for_a_whole_slice_is_counted(
+def test_reply_without_event_counts_as_stall(
     serve: Serve, open_channel: Open, monkeypatch: pytest.MonkeyPatch, slice_s: float, counted: int
 ) -> None:
     monkeypatch.setattr(channels, "SLICE_S", slice_s)
@@ -149,9 +147,7 @@ def test_a_reply_without_an_event_for_a_whole_slice_is_counted(
     channel.stalls = 0
 
 
-def test_many_threads_wait_for_calls_that_end_in_any_order(
-    serve: Serve, open_channel: Open
-) -> None:
+def test_threads_wait_for_calls_in_any_order(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     calls = [start(channel, b"%d" % number) for number in range(6)]
@@ -172,7 +168,7 @@ def test_many_threads_wait_for_calls_that_end_in_any_order(
     assert [call.body for call in calls] == [b"%d" % number for number in range(6)]
 
 
-def test_several_threads_may_wait_for_one_call(serve: Serve, open_channel: Open) -> None:
+def test_threads_share_wait_for_one_call(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     call = start(channel)
@@ -187,9 +183,7 @@ def test_several_threads_may_wait_for_one_call(serve: Serve, open_channel: Open)
 
 
 @pytest.mark.usefixtures("long_slices")
-def test_a_follower_whose_deadline_has_passed_leaves_and_the_leader_continues(
-    serve: Serve, open_channel: Open
-) -> None:
+def test_follower_leaves_at_deadline(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     slow = start(channel)
@@ -207,7 +201,7 @@ def test_a_follower_whose_deadline_has_passed_leaves_and_the_leader_continues(
 @pytest.mark.parametrize(
     "spin_s", [0.0, channels.SPIN_S], ids=["sleeping at once", "looking first"]
 )
-def test_a_reply_that_comes_too_late_does_not_hide_the_next_one(
+def test_late_reply_does_not_hide_next_reply(
     serve: Serve, open_channel: Open, monkeypatch: pytest.MonkeyPatch, spin_s: float
 ) -> None:
     """It arrives while the next call is sent, and sending may consume the edge that announced
@@ -227,9 +221,7 @@ def test_a_reply_that_comes_too_late_does_not_hide_the_next_one(
         answers.join(LATE_S)
 
 
-def test_a_reply_that_came_before_the_server_ended_is_still_read(
-    serve: Serve, open_channel: Open
-) -> None:
+def test_reply_before_end_of_server_is_read(serve: Serve, open_channel: Open) -> None:
     served = serve()
     channel = open_channel(served.address)
     ask(channel)
@@ -253,9 +245,7 @@ def test_a_reply_that_came_before_the_server_ended_is_still_read(
     assert (call.code, call.body) == (0, b"value")
 
 
-def test_calls_in_flight_when_the_server_ends_are_unavailable_and_later_calls_wait(
-    serve: Serve, open_channel: Open
-) -> None:
+def test_calls_in_flight_end_with_server(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     call = start(channel)
@@ -271,9 +261,7 @@ def test_calls_in_flight_when_the_server_ends_are_unavailable_and_later_calls_wa
     assert len(served.shown) == 1
 
 
-def test_each_callback_is_called_once_whether_the_call_has_ended_or_not(
-    serve: Serve, open_channel: Open
-) -> None:
+def test_callbacks_are_called_once(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     reported: list[tuple[str, int, str]] = []
@@ -294,9 +282,7 @@ def test_each_callback_is_called_once_whether_the_call_has_ended_or_not(
 
 
 @pytest.mark.usefixtures("long_slices")
-def test_the_reader_keeps_the_deadline_of_a_call_without_a_waiting_thread(
-    serve: Serve, open_channel: Open
-) -> None:
+def test_reader_keeps_deadline_of_unwaited_call(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     slow = start(channel)
@@ -312,7 +298,7 @@ def test_the_reader_keeps_the_deadline_of_a_call_without_a_waiting_thread(
     leader.join(LATE_S)
 
 
-def test_the_reader_ends_when_it_is_not_needed_any_more(serve: Serve, open_channel: Open) -> None:
+def test_reader_ends_when_idle(serve: Serve, open_channel: Open) -> None:
     channel = open_channel(serve().address)
     ended = threading.Event()
     channel.add_done_callback(start(channel), lambda call: ended.set())
@@ -321,7 +307,7 @@ def test_the_reader_ends_when_it_is_not_needed_any_more(serve: Serve, open_chann
     assert ask(channel).code == 0
 
 
-def test_a_dropped_channel_ends_and_one_that_owes_a_callback_stays(serve: Serve) -> None:
+def test_dropped_channel_ends_after_its_callbacks(serve: Serve) -> None:
     held = Held(serve())
     channel = Channel(
         held.served.address, client_security(held.served.address, "client"), our_hello("client", 7)
@@ -336,9 +322,7 @@ def test_a_dropped_channel_ends_and_one_that_owes_a_callback_stays(serve: Serve)
     until(lambda: gone() is None)
 
 
-def test_closing_ends_pending_calls_and_wakes_waiting_threads(
-    serve: Serve, open_channel: Open
-) -> None:
+def test_closing_ends_calls_and_wakes_threads(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     calls = [start(channel) for _ in range(3)]
@@ -357,9 +341,7 @@ def test_closing_ends_pending_calls_and_wakes_waiting_threads(
     channel.close()
 
 
-def test_cancel_ends_the_call_at_the_client_and_tells_the_server(
-    serve: Serve, open_channel: Open
-) -> None:
+def test_cancelled_call_is_cancelled_at_server(serve: Serve, open_channel: Open) -> None:
     from zmqdist.messages import CancelCall
 
     held = Held(serve())
@@ -378,9 +360,7 @@ def test_cancel_ends_the_call_at_the_client_and_tells_the_server(
     until(lambda: cancelled == [call.id])
 
 
-def test_a_leader_whose_call_is_ended_by_another_thread_wakes_at_once(
-    serve: Serve, open_channel: Open
-) -> None:
+def test_leader_wakes_when_call_is_cancelled(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = held.open(open_channel)
     call = start(channel)
@@ -394,9 +374,7 @@ def test_a_leader_whose_call_is_ended_by_another_thread_wakes_at_once(
 
 @pytest.mark.usefixtures("long_slices")
 @pytest.mark.parametrize("how", ["start", "start with frames", "poll"])
-def test_a_leader_whose_answer_is_read_by_another_thread_wakes_at_once(
-    serve: Serve, open_channel: Open, how: str
-) -> None:
+def test_leader_wakes_when_reply_is_read(serve: Serve, open_channel: Open, how: str) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     # which gathers no call, and needs no reader
@@ -431,7 +409,7 @@ def test_a_leader_whose_answer_is_read_by_another_thread_wakes_at_once(
     assert time.monotonic() - began < LATE_S  # not only when the leader's slice was over
 
 
-def test_another_protocol_version_is_named_on_both_sides(
+def test_protocol_mismatch_is_named_on_both_sides(
     serve: Serve, open_channel: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = serve(hello=msgspec.structs.replace(our_hello("server", 1), protocol=(9, 0)))
@@ -442,7 +420,7 @@ def test_another_protocol_version_is_named_on_both_sides(
         assert f"protocol 9.0, this side {PROTOCOL[0]}.{PROTOCOL[1]}" in call.message
 
 
-def test_a_full_server_ends_the_calls_with_its_error_text(serve: Serve, open_channel: Open) -> None:
+def test_full_server_ends_calls_with_its_text(serve: Serve, open_channel: Open) -> None:
     served = serve()
     served.router.peers_max = 0
     call = ask(open_channel(served.address))
@@ -450,7 +428,7 @@ def test_a_full_server_ends_the_calls_with_its_error_text(serve: Serve, open_cha
     assert "connections already" in call.message
 
 
-def test_invalid_messages_are_dropped_and_counted(serve: Serve, open_channel: Open) -> None:
+def test_invalid_messages_are_counted(serve: Serve, open_channel: Open) -> None:
     served = serve()
     answer = served.answer
 
@@ -467,7 +445,7 @@ def test_invalid_messages_are_dropped_and_counted(serve: Serve, open_channel: Op
     assert channel.snapshot().strays == 4
 
 
-def test_a_long_wait_logs_which_server_it_waits_for(
+def test_long_wait_logs_address_of_server(
     serve: Serve,
     open_channel: Open,
     caplog: pytest.LogCaptureFixture,
@@ -495,12 +473,12 @@ def test_a_long_wait_logs_which_server_it_waits_for(
     channel.close()
 
 
-def test_a_channel_does_not_cross_a_fork(child: Callable[..., Any]) -> None:
+def test_channel_does_not_cross_fork(child: Callable[..., Any]) -> None:
     program = """
 import os, sys, warnings
 warnings.simplefilter("ignore")
 from tests.transport.test_channel import ask
-from tests.transport.wired import Served
+from tests.transport.helpers import Served
 from zmqdist.errors import FailedPreconditionError
 from zmqdist.transport.channel import Channel
 from zmqdist.transport.security import client_security, server_security

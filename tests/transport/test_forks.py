@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import zmqdist as zd
-from tests.transport.wired import until
+from tests.transport.helpers import until
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.data.service import WorkerConfig
 from zmqdist.rpc import Client, Server
@@ -68,14 +68,14 @@ def cluster() -> Iterator[None]:
         yield
 
 
-def test_a_child_has_no_connection_and_no_port_of_its_parent(cluster: None) -> None:
+def test_child_has_no_socket_of_parent(cluster: None) -> None:
     assert inet_sockets()
     with child(lambda: repr(inet_sockets()).encode()) as left:
         assert left == b"[]"
 
 
 @pytest.mark.parametrize("timeout_s", [None, 5.0])
-def test_sockets_of_the_program_stay_as_they_are(cluster: None, timeout_s: float | None) -> None:
+def test_sockets_of_program_stay_in_child(cluster: None, timeout_s: float | None) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listening,
         socket.create_connection(listening.getsockname()) as own,
@@ -96,7 +96,7 @@ def serve(address: str) -> Server:
     return server
 
 
-def test_a_port_is_free_while_a_child_of_its_server_lives() -> None:
+def test_port_is_free_while_child_lives() -> None:
     server = serve("127.0.0.1:0")
     with child():
         server.stop()
@@ -111,7 +111,7 @@ def test_a_port_is_free_while_a_child_of_its_server_lives() -> None:
         until(is_free)
 
 
-def test_a_reserved_port_is_free_while_a_child_lives() -> None:
+def test_reserved_port_is_free_while_child_lives() -> None:
     with listen("127.0.0.1") as reserved:
         name = reserved.getsockname()
     with listen("127.0.0.1") as reserved, child():
@@ -121,7 +121,7 @@ def test_a_reserved_port_is_free_while_a_child_lives() -> None:
             other.bind(name)
 
 
-def test_the_parent_goes_on_after_a_fork(cluster: None) -> None:
+def test_parent_continues_after_fork(cluster: None) -> None:
     server = serve("127.0.0.1:0")
     with Client.create("zmq", server.address) as client:
         with child():

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.transport.helpers import Served, until
 from tests.transport.test_channel import Held, Open, Serve, ask, open_channel, reads, start
-from tests.transport.wired import Served, until
 from zmqdist import errors
 from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX
 from zmqdist.messages import Call, Calls
@@ -61,9 +61,7 @@ def sees_the_end(channel: Channel, call: Any) -> bool:
     return bool(call.ended)
 
 
-def test_a_call_without_a_waiting_thread_is_sent_although_another_is_in_flight(
-    serve: Serve, open_channel: Open
-) -> None:
+def test_unwaited_call_leaves_beside_call_in_flight(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     one_in_flight(channel, held)
@@ -76,9 +74,7 @@ def test_a_call_without_a_waiting_thread_is_sent_although_another_is_in_flight(
     assert channel.snapshot().stalls == 0
 
 
-def test_a_call_without_a_waiting_thread_is_sent_although_others_wait_for_a_slow_one(
-    serve: Serve, open_channel: Open
-) -> None:
+def test_unwaited_call_leaves_beside_slow_calls(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     slow = one_in_flight(channel, held)
@@ -91,9 +87,7 @@ def test_a_call_without_a_waiting_thread_is_sent_although_others_wait_for_a_slow
     leader.join(30)
 
 
-def test_a_call_without_a_waiting_thread_is_sent_although_the_reader_waits_for_a_slow_one(
-    serve: Serve, open_channel: Open
-) -> None:
+def test_unwaited_call_leaves_while_reader_waits(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     channel.add_done_callback(one_in_flight(channel, held), lambda call: None)
@@ -103,7 +97,7 @@ def test_a_call_without_a_waiting_thread_is_sent_although_the_reader_waits_for_a
 
 
 @pytest.mark.usefixtures("no_naps")
-def test_a_full_message_of_calls_is_sent_at_once_by_count(serve: Serve, open_channel: Open) -> None:
+def test_full_message_leaves_by_count(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     arrived = messages_to(held.served)
     channel = open_channel(held.served.address)
@@ -116,7 +110,7 @@ def test_a_full_message_of_calls_is_sent_at_once_by_count(serve: Serve, open_cha
 
 
 @pytest.mark.usefixtures("no_naps")
-def test_a_full_message_of_calls_is_sent_at_once_by_bytes(serve: Serve, open_channel: Open) -> None:
+def test_full_message_leaves_by_bytes(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     arrived = messages_to(held.served)
     channel = open_channel(held.served.address)
@@ -129,9 +123,7 @@ def test_a_full_message_of_calls_is_sent_at_once_by_bytes(serve: Serve, open_cha
 
 
 @pytest.mark.usefixtures("no_naps")
-def test_a_call_with_frames_is_sent_after_the_gathered_calls(
-    serve: Serve, open_channel: Open
-) -> None:
+def test_call_with_frames_leaves_after_gathered_calls(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     arrived = messages_to(held.served)
     channel = open_channel(held.served.address)
@@ -144,7 +136,7 @@ def test_a_call_with_frames_is_sent_after_the_gathered_calls(
 
 
 @pytest.mark.usefixtures("no_naps")
-def test_gathered_calls_are_sent_when_a_reply_arrives(serve: Serve, open_channel: Open) -> None:
+def test_gathered_calls_leave_with_reply(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     first, other = one_in_flight(channel, held), start(channel, b"other", frames=[b"frame"])
@@ -163,9 +155,7 @@ def test_gathered_calls_are_sent_when_a_reply_arrives(serve: Serve, open_channel
 
 @pytest.mark.usefixtures("no_naps")
 @pytest.mark.parametrize("how", ["wait", "poll", "add_done_callback", "ask another", "close"])
-def test_gathered_calls_are_sent_when_a_thread_waits_for_one_of_them(
-    serve: Serve, open_channel: Open, how: str
-) -> None:
+def test_gathered_calls_leave_when_thread_waits(serve: Serve, open_channel: Open, how: str) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     one_in_flight(channel, held)
@@ -185,9 +175,7 @@ def test_gathered_calls_are_sent_when_a_thread_waits_for_one_of_them(
 
 
 @pytest.mark.usefixtures("no_naps")
-def test_gathered_calls_wait_for_the_next_server_when_the_connection_ends(
-    serve: Serve, open_channel: Open
-) -> None:
+def test_gathered_calls_wait_when_connection_ends(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     first = one_in_flight(channel, held)
@@ -207,9 +195,7 @@ def test_gathered_calls_wait_for_the_next_server_when_the_connection_ends(
 
 
 @pytest.mark.usefixtures("no_naps")
-def test_the_reader_takes_no_naps_while_there_is_no_server(
-    serve: Serve, open_channel: Open
-) -> None:
+def test_reader_does_not_poll_without_server(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     first = one_in_flight(channel, held)
@@ -227,9 +213,7 @@ def test_the_reader_takes_no_naps_while_there_is_no_server(
 
 
 @pytest.mark.usefixtures("no_naps")
-def test_a_gathered_call_that_is_cancelled_or_late_is_never_sent(
-    serve: Serve, open_channel: Open
-) -> None:
+def test_cancelled_gathered_call_is_never_sent(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     arrived = messages_to(held.served)
     channel = open_channel(held.served.address)

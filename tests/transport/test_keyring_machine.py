@@ -50,7 +50,7 @@ def join(
     return hear(ring, "joiner", key, Join("7", secret, name), now)
 
 
-def test_a_token_admits_a_key_which_is_saved_before_the_process_gets_the_reply(
+def test_token_admits_key_after_save(
     ring: Keyring,
 ) -> None:
     assert join(ring) == [SaveKeyring(), Send("joiner", Joined("worker", "worker:3"))]
@@ -88,7 +88,7 @@ def test_a_token_admits_a_key_which_is_saved_before_the_process_gets_the_reply(
         (STATIC, "worker:3", SECRET, 1.0, errors.ALREADY_EXISTS, "is known already"),
     ],
 )
-def test_a_token_that_does_not_fit_is_refused_with_the_reason(
+def test_wrong_token_is_refused_with_reason(
     ring: Keyring, key: bytes, name: str, secret: bytes, now: float, code: int, text: str
 ) -> None:
     ((refusal),) = join(ring, key, name, secret, now)
@@ -99,7 +99,7 @@ def test_a_token_that_does_not_fit_is_refused_with_the_reason(
     assert not ring.members
 
 
-def test_a_token_is_used_once_but_a_lost_reply_is_repeated(ring: Keyring) -> None:
+def test_token_works_once_but_reply_repeats(ring: Keyring) -> None:
     join(ring)
     assert join(ring) == [Send("joiner", Joined("worker", "worker:3"))]
     (refusal,) = join(ring, TWO)
@@ -107,7 +107,7 @@ def test_a_token_is_used_once_but_a_lost_reply_is_repeated(ring: Keyring) -> Non
     assert ring.state(TWO) == KeyState(TWO, "")
 
 
-def test_unknown_keys_may_come_in_while_tokens_are_remembered(ring: Keyring) -> None:
+def test_unknown_keys_connect_while_tokens_live(ring: Keyring) -> None:
     assert not Keyring({}).joinable(0.0)
     assert ring.joinable(1.0)
     assert ring.joinable(61.0), "a late token gets the reason"
@@ -124,11 +124,11 @@ def test_unknown_keys_may_come_in_while_tokens_are_remembered(ring: Keyring) -> 
         ("admin", "admin"),
     ],
 )
-def test_the_name_determines_the_role(name: str, role: str) -> None:
+def test_name_determines_role(name: str, role: str) -> None:
     assert role_of(name) == role
 
 
-def test_a_process_that_asked_about_a_key_hears_of_each_change(ring: Keyring) -> None:
+def test_asker_hears_changes_of_key(ring: Keyring) -> None:
     unknown = hear(ring, "asker", STATIC, AskKey(ONE))
     assert unknown == [Send("asker", KeyState(ONE, ""))]
     assert join(ring)[2:] == [Send("asker", KeyState(ONE, "worker", "worker:3", True))]
@@ -148,7 +148,7 @@ def test_a_process_that_asked_about_a_key_hears_of_each_change(ring: Keyring) ->
     ]
 
 
-def test_a_revoked_key_stays_revoked_in_the_next_incarnation_and_cannot_join_again(
+def test_revoked_key_stays_revoked(
     ring: Keyring,
 ) -> None:
     join(ring)
@@ -162,13 +162,13 @@ def test_a_revoked_key_stays_revoked_in_the_next_incarnation_and_cannot_join_aga
     assert following.find("worker:3") == following.find(ONE) == ()
 
 
-def test_revoking_a_name_withdraws_its_open_tokens(ring: Keyring) -> None:
+def test_revoked_name_loses_open_tokens(ring: Keyring) -> None:
     ring.handle(KeysRevoked((), "worker:3", 0.0), 1.0)
     (refusal,) = join(ring)
     assert "was withdrawn" in refusal.message.message
 
 
-def test_a_renewed_key_takes_over_and_the_old_one_ends_a_little_later(ring: Keyring) -> None:
+def test_renewed_key_replaces_key_after_a_while(ring: Keyring) -> None:
     join(ring)
     hear(ring, "owner", ONE, AskKey(ONE, "", True))
     assert ring.handle(RenewalAsked(""), 2.0) == [Send("owner", RenewKey())]
@@ -188,16 +188,14 @@ def test_a_renewed_key_takes_over_and_the_old_one_ends_a_little_later(ring: Keyr
 @pytest.mark.parametrize(
     ("old", "new"), [(STATIC, TWO), (ONE, STATIC), (ONE, b"short"), (THREE, TWO)]
 )
-def test_only_the_current_key_of_a_member_is_renewed_and_by_a_new_one(
-    ring: Keyring, old: bytes, new: bytes
-) -> None:
+def test_current_key_alone_is_renewed(ring: Keyring, old: bytes, new: bytes) -> None:
     join(ring)
     (reply,) = hear(ring, "owner", old, NewKey(new))
     assert isinstance(reply.message, Refused)
     assert ring.state(ONE).role == "worker"
 
 
-def test_the_port_of_a_ps_is_known_by_the_key_that_it_was_opened_with(ring: Keyring) -> None:
+def test_port_of_ps_shows_first_key(ring: Keyring) -> None:
     asker = "asker"
     assert hear(ring, asker, STATIC, AskKey(b"", "host:1")) == [
         Send(asker, KeyState(b"", "", address="host:1"))
@@ -213,9 +211,7 @@ def test_the_port_of_a_ps_is_known_by_the_key_that_it_was_opened_with(ring: Keyr
     )
 
 
-def test_requests_beyond_the_bounds_are_refused(
-    ring: Keyring, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_beyond_bounds_are_refused(ring: Keyring, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyring_machine, "JOIN_TOKENS_MAX", 1)
     with pytest.raises(errors.ResourceExhaustedError, match="keeps 1 join tokens"):
         ring.handle(TokenMade("8", b"", "worker:4", 60.0), 0.0)
@@ -225,7 +221,7 @@ def test_requests_beyond_the_bounds_are_refused(
     assert hear(ring, "asker", STATIC, AskKey(ONE))[0].message.code == errors.RESOURCE_EXHAUSTED
 
 
-def test_the_oldest_replaced_keys_are_forgotten_but_not_those_that_a_port_shows() -> None:
+def test_oldest_replaced_keys_are_forgotten() -> None:
     ring = Keyring({STATIC: "submit"}, renewal_s=5.0, replaced_max=1)
     keys = [bytes([number]) * 32 for number in range(10, 16)]
     ring.handle(TokenMade("7", digest_of(SECRET), "worker:3", 60.0), 0.0)
@@ -245,7 +241,7 @@ def test_the_oldest_replaced_keys_are_forgotten_but_not_those_that_a_port_shows(
     assert following.members.keys() == ring.members.keys()
 
 
-def test_a_process_that_asked_hears_that_a_key_is_forgotten() -> None:
+def test_asker_hears_of_forgotten_key() -> None:
     ring = Keyring({STATIC: "submit"}, renewal_s=5.0, replaced_max=0)
     for number, key in enumerate((ONE, TWO, THREE)):
         ring.handle(TokenMade("7", digest_of(SECRET), "worker:3", 60.0), 0.0)

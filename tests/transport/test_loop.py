@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import zmq
 
-from tests.transport.wired import until
+from tests.transport.helpers import until
 from zmqdist.errors import DeadlineExceededError, FailedPreconditionError
 from zmqdist.transport.loop import Loop
 
@@ -34,7 +34,7 @@ def pair(loop: Loop) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
     return one, other
 
 
-def test_callbacks_of_other_threads_run_in_the_loops_thread_in_order(loop: Loop) -> None:
+def test_callbacks_run_in_loop_thread_in_order(loop: Loop) -> None:
     seen: list[tuple[int, bool]] = []
     loop.start()
     for number in range(1000):
@@ -44,7 +44,7 @@ def test_callbacks_of_other_threads_run_in_the_loops_thread_in_order(loop: Loop)
     assert not loop.in_loop
 
 
-def test_no_callback_of_many_threads_is_lost_or_left_waiting(loop: Loop) -> None:
+def test_callbacks_of_many_threads_all_run(loop: Loop) -> None:
     seen: list[int] = []
     loop.start()
 
@@ -63,7 +63,7 @@ def test_no_callback_of_many_threads_is_lost_or_left_waiting(loop: Loop) -> None
     assert len(seen) == 1200
 
 
-def test_a_callback_that_arrives_just_before_the_loop_sleeps_is_run(loop: Loop) -> None:
+def test_callback_before_sleep_runs(loop: Loop) -> None:
     seen: list[float] = []
     loop.call_soon(lambda: seen.append(loop.now()))
     loop.set_timer("alarm", began := loop.now() + 2.0, lambda: None)
@@ -72,7 +72,7 @@ def test_a_callback_that_arrives_just_before_the_loop_sleeps_is_run(loop: Loop) 
     assert seen[0] < began
 
 
-def test_run_returns_the_result_and_raises_the_error(loop: Loop) -> None:
+def test_run_returns_result_or_raises(loop: Loop) -> None:
     assert loop.run(lambda: 1) == 1  # before the start: directly
     loop.start()
     assert loop.run(max, 1, 2) == 2
@@ -81,7 +81,7 @@ def test_run_returns_the_result_and_raises_the_error(loop: Loop) -> None:
     assert loop.faults == 0
 
 
-def test_run_gives_up_when_a_callback_keeps_the_loop(loop: Loop) -> None:
+def test_run_gives_up_behind_busy_callback(loop: Loop) -> None:
     loop.start()
     hold = threading.Event()
     loop.call_soon(hold.wait)
@@ -91,7 +91,7 @@ def test_run_gives_up_when_a_callback_keeps_the_loop(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
-def test_no_exception_of_a_callback_ends_the_loop(loop: Loop, error: type[BaseException]) -> None:
+def test_loop_survives_every_exception(loop: Loop, error: type[BaseException]) -> None:
     def broken() -> None:
         raise error
 
@@ -101,9 +101,7 @@ def test_no_exception_of_a_callback_ends_the_loop(loop: Loop, error: type[BaseEx
     assert loop.faults == 1
 
 
-def test_a_callback_that_raises_is_logged_and_counted_and_the_loop_goes_on(
-    loop: Loop, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_callback_error_is_logged_and_counted(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
     def broken() -> None:
         raise ValueError("broken on purpose")
 
@@ -129,7 +127,7 @@ def test_a_callback_that_raises_is_logged_and_counted_and_the_loop_goes_on(
         os.close(fd)
 
 
-def test_input_comes_before_the_inbox_the_inbox_before_timers_and_hooks_last(loop: Loop) -> None:
+def test_turn_serves_input_inbox_timers_hooks(loop: Loop) -> None:
     ours, other = pair(loop)
     order: list[str] = []
     done = threading.Event()
@@ -147,7 +145,7 @@ def test_input_comes_before_the_inbox_the_inbox_before_timers_and_hooks_last(loo
     assert order[:4] == ["input", "inbox", "timer", "hook"]
 
 
-def test_hooks_are_not_called_when_nothing_happened(loop: Loop) -> None:
+def test_hooks_rest_in_idle_turn(loop: Loop) -> None:
     turns: list[int] = []
     loop.at_end_of_turn(lambda: turns.append(1))
     loop.start()
@@ -157,7 +155,7 @@ def test_hooks_are_not_called_when_nothing_happened(loop: Loop) -> None:
     assert 6 <= len(turns) + 1 <= 7
 
 
-def test_timers_wait_for_a_backlog_of_input(loop: Loop) -> None:
+def test_timers_wait_for_backlog(loop: Loop) -> None:
     ours, other = pair(loop)
     order: list[str] = []
 
@@ -175,7 +173,7 @@ def test_timers_wait_for_a_backlog_of_input(loop: Loop) -> None:
     assert order == [*map(str, range(20)), "tick"]
 
 
-def test_an_endless_backlog_does_not_hold_timers_back_for_ever(loop: Loop) -> None:
+def test_timers_survive_endless_backlog(loop: Loop) -> None:
     ours, other = pair(loop)
 
     def read_and_ask_for_more() -> bool:
@@ -192,7 +190,7 @@ def test_an_endless_backlog_does_not_hold_timers_back_for_ever(loop: Loop) -> No
 
 
 @pytest.mark.parametrize("moves", [1, 1000])
-def test_a_timer_that_is_moved_fires_once_and_a_cancelled_one_never(loop: Loop, moves: int) -> None:
+def test_moved_timer_fires_once(loop: Loop, moves: int) -> None:
     fired: list[str] = []
     done = threading.Event()
     far = time.monotonic() + 3600
@@ -209,7 +207,7 @@ def test_a_timer_that_is_moved_fires_once_and_a_cancelled_one_never(loop: Loop, 
     assert loop.now() >= now + 0.04
 
 
-def test_a_timer_that_sets_itself_to_the_past_does_not_starve_others(loop: Loop) -> None:
+def test_timer_in_past_does_not_starve_others(loop: Loop) -> None:
     def again() -> None:
         loop.set_timer("again", 0.0, again)
 
@@ -218,7 +216,7 @@ def test_a_timer_that_sets_itself_to_the_past_does_not_starve_others(loop: Loop)
     assert loop.run(lambda: 1) == 1
 
 
-def test_a_level_that_is_not_drained_is_served_again(loop: Loop) -> None:
+def test_unread_descriptor_is_served_again(loop: Loop) -> None:
     ours, other = pair(loop)
     got: list[bytes] = []
     done = threading.Event()
@@ -236,7 +234,7 @@ def test_a_level_that_is_not_drained_is_served_again(loop: Loop) -> None:
     assert got == [b"%d" % number for number in range(50)]
 
 
-def test_on_writable_is_called_only_while_it_is_wanted(loop: Loop) -> None:
+def test_writable_callback_runs_while_enabled(loop: Loop) -> None:
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     calls: list[str] = []
     done = threading.Event()
@@ -260,7 +258,7 @@ def test_on_writable_is_called_only_while_it_is_wanted(loop: Loop) -> None:
     os.close(write)
 
 
-def test_stop_runs_waiting_callbacks_then_the_closers_and_closes_all_sockets() -> None:
+def test_stop_runs_callbacks_and_closes_sockets() -> None:
     loop = Loop("zmqdist-test")
     ours, other = pair(loop)
     loop.add_socket(ours, lambda: None)
@@ -283,7 +281,7 @@ def test_stop_runs_waiting_callbacks_then_the_closers_and_closes_all_sockets() -
         loop.start()
 
 
-def test_a_loop_that_never_started_can_be_stopped() -> None:
+def test_unstarted_loop_can_stop() -> None:
     loop = Loop("zmqdist-test")
     closed: list[int] = []
     loop.on_stop(lambda: closed.append(1))
@@ -292,7 +290,7 @@ def test_a_loop_that_never_started_can_be_stopped() -> None:
     assert loop.context.closed
 
 
-def test_a_loop_can_stop_itself() -> None:
+def test_loop_can_stop_itself() -> None:
     loop = Loop("zmqdist-test")
     ended = threading.Event()
     loop.on_stop(ended.set)
@@ -303,14 +301,14 @@ def test_a_loop_can_stop_itself() -> None:
     assert loop.context.closed
 
 
-def test_a_loop_that_was_never_started_can_be_stopped_twice() -> None:
+def test_unstarted_loop_can_stop_twice() -> None:
     loop = Loop("zmqdist-test")
     loop.stop()
     loop.stop()
     assert loop.context.closed
 
 
-def test_stop_returns_although_a_callback_keeps_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+def test_stop_returns_beside_busy_callback(caplog: pytest.LogCaptureFixture) -> None:
     loop = Loop("zmqdist-test")
     loop.start()
     hold = threading.Event()
@@ -322,7 +320,7 @@ def test_stop_returns_although_a_callback_keeps_the_loop(caplog: pytest.LogCaptu
     assert loop.context.closed
 
 
-def test_a_loop_that_was_kept_from_running_reads_messages_before_it_runs_timers(
+def test_delayed_loop_reads_before_timers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An epoll that returns far too late, and input that is there only then, imitate a process that
@@ -398,7 +396,7 @@ class Epoll:
         return getattr(self._real, name)
 
 
-def test_a_socket_that_nobody_can_close_does_not_keep_a_loop_that_never_ran(loop: Loop) -> None:
+def test_lost_socket_does_not_keep_unstarted_loop(loop: Loop) -> None:
     """A Ctrl-C leaves such a socket if it comes after the socket was made and before pyzmq has
     recorded it."""
 

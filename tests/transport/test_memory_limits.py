@@ -88,7 +88,7 @@ MACHINES: dict[str, tuple[dict[str, str], int | None, int | None]] = {
 
 
 @pytest.mark.parametrize(("files", "usable", "available"), MACHINES.values(), ids=MACHINES.keys())
-def test_the_smallest_limit_of_host_and_control_groups_counts(
+def test_smallest_memory_limit_counts(
     tmp_path: Path, files: dict[str, str], usable: int | None, available: int | None
 ) -> None:
     proc, groups = machine(tmp_path, files)
@@ -97,21 +97,19 @@ def test_the_smallest_limit_of_host_and_control_groups_counts(
     assert available_bytes(proc, groups) == available
 
 
-def test_this_host_reports_its_memory() -> None:
+def test_host_reports_its_memory() -> None:
     available = available_bytes()
     assert available is not None
     assert 0 < available < usable_bytes()
 
 
 @pytest.mark.parametrize(("text", "count"), [("nr_free 1\noom_kill 3\n", 3), ("nr_free 1\n", 0)])
-def test_processes_that_the_kernel_killed_are_counted_if_the_kernel_counts_them(
-    tmp_path: Path, text: str, count: int
-) -> None:
+def test_kernel_kills_are_counted(tmp_path: Path, text: str, count: int) -> None:
     (tmp_path / "vmstat").write_text(text)
     assert oom_kills(tmp_path) == count
 
 
-def test_the_error_has_the_needed_and_the_available_memory_and_remedies(
+def test_memory_error_names_sizes_and_remedies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory_limits, "available_bytes", lambda: 100 * MIB)
@@ -125,7 +123,7 @@ def test_the_error_has_the_needed_and_the_available_memory_and_remedies(
     )
 
 
-def test_small_sizes_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_sizes_are_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_limits, "available_bytes", lambda: 0)
     check_room(memory_limits.CHECKED_BYTES_MIN - 1, "a copy")
     monkeypatch.setattr(memory_limits, "available_bytes", lambda: None)

@@ -54,13 +54,11 @@ def kinds(verdicts: list[object]) -> list[object]:
         ([(int(zmq.EVENT_CONNECT_RETRIED), 50)], []),
     ],
 )
-def test_the_events_of_one_attempt_have_the_right_meaning(
-    events: list[tuple[int, int]], verdicts: list[object]
-) -> None:
+def test_verdicts_of_one_attempt(events: list[tuple[int, int]], verdicts: list[object]) -> None:
     assert kinds(attempt(watch(), *events)) == verdicts
 
 
-def test_the_third_closed_handshake_in_a_row_makes_the_monitor_read_the_greeting() -> None:
+def test_third_closed_handshake_needs_probe() -> None:
     one = watch(CURVE)
     closed = [(Event.CONNECTED, 9), (Event.HANDSHAKE_FAILED_NO_DETAIL, errno.EPIPE)]
     verdicts = [verdict for _ in range(CLOSES_MAX) for verdict in attempt(one, *closed)]
@@ -72,7 +70,7 @@ def test_the_third_closed_handshake_in_a_row_makes_the_monitor_read_the_greeting
     [[(Event.CLOSED, 9)], [(Event.CONNECTED, 9), (Event.HANDSHAKE_SUCCEEDED, 9)]],
     ids=["nobody listens", "it worked once"],
 )
-def test_another_event_ends_a_row_of_closed_handshakes(between: list[tuple[int, int]]) -> None:
+def test_unrelated_event_ends_row_of_closed_handshakes(between: list[tuple[int, int]]) -> None:
     one = watch(CURVE)
     closed = [(Event.CONNECTED, 9), (Event.HANDSHAKE_FAILED_NO_DETAIL, errno.EPIPE)]
     for _ in range(3):
@@ -81,7 +79,7 @@ def test_another_event_ends_a_row_of_closed_handshakes(between: list[tuple[int, 
         attempt(one, *between)
 
 
-def test_a_busy_server_is_never_taken_for_one_that_refuses() -> None:
+def test_busy_server_is_no_refusal() -> None:
     one = watch(CURVE)
     for _ in range(10):
         (verdict,) = attempt(
@@ -169,7 +167,7 @@ def doubted(mechanism: str, closes: int, mismatch: bool) -> ConnectionWatch:
         ),
     ],
 )
-def test_the_greeting_has_the_last_word(
+def test_greeting_decides(
     ours: str,
     closes: int,
     mismatch: bool,
@@ -188,7 +186,7 @@ def test_the_greeting_has_the_last_word(
     [(3, False, None), (0, True, "PLAIN"), (2, True, "PLAIN")],
     ids=["gone since", "restarted with ours since", "the same after two closed handshakes"],
 )
-def test_after_a_greeting_that_proves_nothing_the_client_continues_to_try(
+def test_inconclusive_greeting_means_retry(
     closes: int, mismatch: bool, greeting: str | None
 ) -> None:
     assert doubted(PLAIN, closes, mismatch).judge(greeting) is None
@@ -211,9 +209,7 @@ def test_after_a_greeting_that_proves_nothing_the_client_continues_to_try(
         (PLAIN, 500, "its authentication failed with status 500"),
     ],
 )
-def test_a_refused_secret_is_named_with_its_source(
-    mechanism: str, status: int, problem: str
-) -> None:
+def test_refused_secret_is_named_with_source(mechanism: str, status: int, problem: str) -> None:
     (refusal,) = attempt(
         watch(mechanism), (Event.CONNECTED, 9), (Event.HANDSHAKE_FAILED_AUTH, status)
     )

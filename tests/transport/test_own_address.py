@@ -38,7 +38,7 @@ def ports(monkeypatch: pytest.MonkeyPatch) -> range:
     return found
 
 
-def test_an_interface_stands_for_its_address() -> None:
+def test_interface_stands_for_its_address() -> None:
     assert bindable("lo") == "127.0.0.1"
     assert bindable("127.0.0.2") == "127.0.0.2"
     assert bindable("localhost") == "localhost"
@@ -56,7 +56,7 @@ def test_an_interface_stands_for_its_address() -> None:
     ],
     ids=["dispatcher", "task", "launcher"],
 )
-def test_an_interface_that_does_not_exist_is_named_with_those_that_do(
+def test_unknown_interface_is_named_with_known_ones(
     start: Callable[[], object],
 ) -> None:
     with pytest.raises(
@@ -65,12 +65,12 @@ def test_an_interface_that_does_not_exist_is_named_with_those_that_do(
         start()
 
 
-def test_a_dispatcher_binds_an_interface() -> None:
+def test_dispatcher_binds_interface() -> None:
     with DispatchServer(DispatcherConfig(host="lo")) as dispatcher:
         assert dispatcher.address.startswith("127.0.0.1:")
 
 
-def test_servers_take_the_ports_of_the_range_until_it_is_full(ports: range) -> None:
+def test_servers_fill_range_of_ports(ports: range) -> None:
     servers = [zd.rpc.Server.create("zmq", "127.0.0.1:0") for _ in ports]
     try:
         for server in servers:
@@ -90,7 +90,7 @@ def test_servers_take_the_ports_of_the_range_until_it_is_full(ports: range) -> N
             server.stop()
 
 
-def test_no_port_of_the_range_is_reserved_twice_and_each_can_be_bound(ports: range) -> None:
+def test_ports_of_range_are_reserved_once(ports: range) -> None:
     reserved = [Reserved() for _ in ports]
     try:
         assert {int(each.address.rpartition(":")[2]) for each in reserved} == set(ports)
@@ -101,7 +101,7 @@ def test_no_port_of_the_range_is_reserved_twice_and_each_can_be_bound(ports: ran
             each.close()
 
 
-def test_a_server_takes_no_port_that_a_launcher_has_reserved_while_another_one_is_free(
+def test_server_avoids_reserved_ports(
     ports: range,
 ) -> None:
     reserved = [Reserved() for _ in ports[1:]]
@@ -117,7 +117,7 @@ def test_a_server_takes_no_port_that_a_launcher_has_reserved_while_another_one_i
 @pytest.mark.parametrize(
     "text", ["5000", "5000-", "x-y", "0-5", "6000-5000", "5000-70000", "5000-5100-5200"]
 )
-def test_an_invalid_range_is_refused_by_name(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_range_of_ports_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="is not a range of ports"):
         parse_ports(text)
     monkeypatch.setenv(VARIABLE, text)
@@ -125,14 +125,14 @@ def test_an_invalid_range_is_refused_by_name(text: str, monkeypatch: pytest.Monk
         listen("127.0.0.1")
 
 
-def test_a_dispatcher_announces_its_advertised_address() -> None:
+def test_dispatcher_announces_advertised_address() -> None:
     with DispatchServer(DispatcherConfig(advertise="gateway.example")) as dispatcher:
         assert dispatcher.target == f"zmq://gateway.example:{dispatcher.address.rpartition(':')[2]}"
     with DispatchServer(DispatcherConfig(advertise="gateway.example:7000")) as dispatcher:
         assert dispatcher.target == "zmq://gateway.example:7000"
 
 
-def test_large_results_are_fetched_from_the_advertised_address_of_the_worker() -> None:
+def test_large_results_use_advertised_address() -> None:
     with (
         DispatchServer() as dispatcher,
         WorkerServer(
@@ -154,11 +154,11 @@ def test_large_results_are_fetched_from_the_advertised_address_of_the_worker() -
         ("[::1]:7000", "[::1]:7000"),
     ],
 )
-def test_an_advertised_address_may_lack_the_port(told: str, address: str) -> None:
+def test_advertised_address_may_lack_port(told: str, address: str) -> None:
     assert advertised_address(told, 5050) == address
 
 
-def test_a_task_of_the_data_service_that_finds_the_range_full_says_so_and_takes_another_port(
+def test_data_task_leaves_full_range_of_ports(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (port,) = free_range(1)

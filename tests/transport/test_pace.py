@@ -83,7 +83,7 @@ class Sim:
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.1])
 @pytest.mark.parametrize("mbit", [0.5, 1, 2, 10, 100])
-def test_p3_and_p4_no_chunk_waits_long_and_the_link_is_busy(mbit: float, delay_s: float) -> None:
+def test_chunks_wait_briefly_on_busy_link(mbit: float, delay_s: float) -> None:
     sim = Sim(mbit * MBIT, delay_s, Pace()).run(60.0)
     assert max(sim.waits) < SOJOURN_S_MAX + delay_s, "half of the heartbeat's time-out"
     carried = min(
@@ -93,13 +93,13 @@ def test_p3_and_p4_no_chunk_waits_long_and_the_link_is_busy(mbit: float, delay_s
 
 
 @pytest.mark.parametrize("mbit", [0.5, 1, 2, 10, 100])
-def test_p3_two_at_once_do_not_wait_longer_than_a_heartbeat_may(mbit: float) -> None:
+def test_two_transfers_spare_heartbeats(mbit: float) -> None:
     sim = Sim(mbit * MBIT, 0.01, Pace(), Pace()).run(60.0)
     assert max(sim.waits) < 0.75 * HEARTBEAT_TIMEOUT_S
     assert sim.arrived >= 0.8 * 60.0 * mbit * MBIT
 
 
-def test_p5_a_fast_link_has_its_full_window_after_ten_round_trips() -> None:
+def test_fast_link_has_full_window_after_ten_trips() -> None:
     pace = Pace()
     sim = Sim(10_000 * MBIT, 0.0005, pace).run(0.02)
     assert pace.window_bytes == BULK_CHANNEL_WINDOW_BYTES
@@ -107,9 +107,7 @@ def test_p5_a_fast_link_has_its_full_window_after_ten_round_trips() -> None:
     assert sim.windows[0] > BULK_CHANNEL_WINDOW_BYTES_START
 
 
-def test_a_link_that_becomes_slower_has_a_narrow_window_and_a_wide_one_when_it_is_fast_again() -> (
-    None
-):
+def test_window_follows_rate_of_link() -> None:
     pace = Pace()
     sim = Sim(10 * MBIT, 0.01, pace).run(10.0)
     sim.rate = 1 * MBIT
@@ -122,7 +120,7 @@ def test_a_link_that_becomes_slower_has_a_narrow_window_and_a_wide_one_when_it_i
     assert pace.window_bytes == BULK_CHANNEL_WINDOW_BYTES
 
 
-def test_a_receiver_that_was_busy_for_a_while_costs_the_window_only_for_a_while() -> None:
+def test_busy_receiver_narrows_window_briefly() -> None:
     pace = Pace()
     sim = Sim(1000 * MBIT, 0.0005, pace).run(1.0)
     assert pace.window_bytes == BULK_CHANNEL_WINDOW_BYTES
@@ -136,7 +134,7 @@ def test_a_receiver_that_was_busy_for_a_while_costs_the_window_only_for_a_while(
     assert pace.window_bytes == BULK_CHANNEL_WINDOW_BYTES
 
 
-def test_p7_a_longer_round_trip_is_learnt_during_a_transfer_and_the_window_follows() -> None:
+def test_longer_trip_is_learnt_during_transfer() -> None:
     pace = Pace()
     sim = Sim(10 * MBIT, 0.005, pace).run(5.0)
     sim.delay_s = 0.3
@@ -149,7 +147,7 @@ def test_p7_a_longer_round_trip_is_learnt_during_a_transfer_and_the_window_follo
     )
 
 
-def test_p7_the_first_chunk_after_a_pause_measures_the_round_trip_again() -> None:
+def test_first_chunk_after_pause_measures_trip() -> None:
     pace = Pace()
     for at, trip_s in [(0.0, 0.001), (1.0, 0.5), (2.0 + TRIP_KEPT_S, 0.5)]:
         assert pace.trip_s == min(pace.trip_s, 0.001) or at == 0.0
@@ -158,7 +156,7 @@ def test_p7_the_first_chunk_after_a_pause_measures_the_round_trip_again() -> Non
     assert pace.trip_s == pytest.approx(0.5)
 
 
-def test_p7_two_largest_chunks_with_one_acknowledgment_measure_the_round_trip() -> None:
+def test_paired_acknowledgment_measures_trip() -> None:
     pace = Pace(window_bytes=BULK_CHANNEL_WINDOW_BYTES)
     now, trips = 0.0, []
     pending = 0
@@ -175,7 +173,7 @@ def test_p7_two_largest_chunks_with_one_acknowledgment_measure_the_round_trip() 
     assert pace.window_bytes == BULK_CHANNEL_WINDOW_BYTES
 
 
-def test_p5_a_fast_link_has_its_full_window_after_three_quarters_of_a_mebibyte() -> None:
+def test_fast_link_has_full_window_soon() -> None:
     pace = Pace()
     sim = Sim(10_000 * MBIT, 0.0005, pace)
     while pace.window_bytes < BULK_CHANNEL_WINDOW_BYTES:
@@ -184,14 +182,14 @@ def test_p5_a_fast_link_has_its_full_window_after_three_quarters_of_a_mebibyte()
 
 
 @pytest.mark.parametrize("mbit", [0.5, 1, 2])
-def test_p3_a_slow_link_that_lets_its_first_bytes_pass_at_once_is_not_taken_for_a_fast_one(
+def test_burst_on_slow_link_is_recognised(
     mbit: float,
 ) -> None:
     sim = Sim(mbit * MBIT, 0.01, Pace(), burst_bytes=CHUNK_BYTES_MIN).run(60.0)
     assert max(sim.waits) < HEARTBEAT_TIMEOUT_S
 
 
-def test_p2_a_second_chunk_may_always_leave_and_a_third_only_where_there_is_room() -> None:
+def test_second_chunk_always_fits() -> None:
     pace = Pace(CHUNK_BYTES_MIN, CHUNK_BYTES_MIN)
     for _ in range(2):
         assert pace.fits(pace.chunk_bytes)
@@ -201,7 +199,7 @@ def test_p2_a_second_chunk_may_always_leave_and_a_third_only_where_there_is_room
     assert pace.fits(pace.chunk_bytes)
 
 
-def test_a_sender_that_has_little_to_send_keeps_its_window() -> None:
+def test_idle_sender_keeps_window() -> None:
     pace = Pace()
     for at in range(100):
         pace.sent(100, float(at))
@@ -212,14 +210,14 @@ def test_a_sender_that_has_little_to_send_keeps_its_window() -> None:
 
 
 @pytest.mark.parametrize("nbytes", [101, 10**12, -1])
-def test_p6_an_acknowledgment_of_bytes_that_were_never_sent_changes_nothing(nbytes: int) -> None:
+def test_acknowledgment_of_unsent_bytes_changes_nothing(nbytes: int) -> None:
     pace = Pace()
     pace.sent(100, 0.0)
     assert not pace.acknowledged(nbytes, 1.0)
     assert (pace.unacknowledged, pace.window_bytes) == (100, BULK_CHANNEL_WINDOW_BYTES_START)
 
 
-def test_p1_and_p2_hold_for_random_acknowledgments(seed: int) -> None:
+def test_random_acknowledgments_keep_bounds(seed: int) -> None:
     rng = random.Random(seed)
     pace = Pace()
     now, on_the_way, chunks = 0.0, 0, 0

@@ -21,7 +21,7 @@ import zmq
 
 import zmqdist as zd
 from tests.launch.launched import stop
-from tests.transport.wired import Dialled, Served, until
+from tests.transport.helpers import Dialled, Served, until
 from zmqdist.background import wait_finished
 from zmqdist.errors import (
     FAILED_PRECONDITION,
@@ -167,7 +167,7 @@ def raw(serve: Serve, connect: Connect) -> Raw:
 # -- messages --------------------------------------------------------------------------------------
 
 
-def test_a_message_and_its_frames_arrive_at_both_ends(serve: Serve, dial: Dial) -> None:
+def test_message_arrives_with_frames(serve: Serve, dial: Dial) -> None:
     dialled = dial(serve().address)
     hello = dialled.expect("up")[1]
     assert (hello.kind, hello.name, hello.incarnation) == ("server", "served", 1)
@@ -179,7 +179,7 @@ def test_a_message_and_its_frames_arrive_at_both_ends(serve: Serve, dial: Dial) 
     assert not frames[2].readonly, "the receiver owns its frames and may write to them"
 
 
-def test_messages_of_one_connection_keep_their_order(serve: Serve, dial: Dial) -> None:
+def test_messages_keep_order(serve: Serve, dial: Dial) -> None:
     dialled = dial(serve().address)
     dialled.expect("up")
     dialled.loop.run(
@@ -189,16 +189,14 @@ def test_messages_of_one_connection_keep_their_order(serve: Serve, dial: Dial) -
 
 
 @pytest.mark.parametrize("role", ["client", "submit", "worker", "admin"])
-def test_the_role_comes_from_the_handshake(serve: Serve, dial: Dial, role: str) -> None:
+def test_role_comes_from_handshake(serve: Serve, dial: Dial, role: str) -> None:
     served = serve()
     dialled = dial(served.address, client_security(served.address, role))
     dialled.expect("up")
     assert dialled.ask(1).message == role
 
 
-def test_a_message_that_a_role_may_not_send_is_refused_and_admin_may_send_all(
-    serve: Serve, dial: Dial
-) -> None:
+def test_role_limits_messages_except_admin(serve: Serve, dial: Dial) -> None:
     served = serve()
     served.router.on(
         Beat,
@@ -217,9 +215,7 @@ def test_a_message_that_a_role_may_not_send_is_refused_and_admin_may_send_all(
             )
 
 
-def test_messages_without_a_handler_get_a_bounded_number_of_replies(
-    serve: Serve, dial: Dial
-) -> None:
+def test_unserved_messages_get_bounded_replies(serve: Serve, dial: Dial) -> None:
     served = serve()
     dialled = dial(served.address)
     dialled.expect("up")
@@ -231,7 +227,7 @@ def test_messages_without_a_handler_get_a_bounded_number_of_replies(
     assert served.router.dropped == {"not served here": REFUSALS_MAX + 10}
 
 
-def test_a_ping_is_never_answered(serve: Serve, dial: Dial) -> None:
+def test_ping_gets_no_reply(serve: Serve, dial: Dial) -> None:
     served = serve()
     dialled = dial(served.address)
     dialled.expect("up")
@@ -243,7 +239,7 @@ def test_a_ping_is_never_answered(serve: Serve, dial: Dial) -> None:
 # -- hellos ----------------------------------------------------------------------------------------
 
 
-def test_a_peer_that_does_not_begin_with_a_hello_gets_one_refusal_and_is_not_served(
+def test_peer_without_hello_is_refused_once(
     raw: Raw,
 ) -> None:
     raw.send(encode(Call(1, "echo", 0, 0, b"")))
@@ -256,7 +252,7 @@ def test_a_peer_that_does_not_begin_with_a_hello_gets_one_refusal_and_is_not_ser
     assert not raw.socket.poll(50)
 
 
-def test_another_major_version_is_named_on_both_sides(
+def test_major_version_mismatch_is_named_on_both_sides(
     raw: Raw, caplog: pytest.LogCaptureFixture
 ) -> None:
     nine = b"ZMQD" + bytes((9, 0)) + msgspec.msgpack.encode(["from the future", {"unknown": 1}])
@@ -267,9 +263,7 @@ def test_another_major_version_is_named_on_both_sides(
     assert f"speaks zmqdist protocol 9.0, this side {PROTOCOL[0]}.{PROTOCOL[1]}" in caplog.text
 
 
-def test_a_server_of_another_major_version_is_refused_with_both_versions(
-    dial: Dial, serve: Serve
-) -> None:
+def test_server_of_other_version_is_refused(dial: Dial, serve: Serve) -> None:
     served = serve(hello=msgspec.structs.replace(our_hello("server", 1, "served"), protocol=(9, 1)))
     error = dial(served.address).expect("refused")[1]
     assert isinstance(error, ProtocolMismatchError)
@@ -279,7 +273,7 @@ def test_a_server_of_another_major_version_is_refused_with_both_versions(
 @pytest.mark.parametrize(
     "damage", [{"name": 5}, {"name": "x" * 5000}, {"incarnation": 0}], ids=["type", "length", "0"]
 )
-def test_a_client_that_cannot_read_the_servers_hello_says_so(
+def test_unreadable_hello_of_server_is_reported(
     dial: Dial, serve: Serve, damage: dict[str, Any]
 ) -> None:
     served = serve(hello=msgspec.structs.replace(our_hello("server", 1, "served"), **damage))
@@ -288,7 +282,7 @@ def test_a_client_that_cannot_read_the_servers_hello_says_so(
         zd.rpc.Client.create("zmq", served.address, timeout_in_ms=20_000)
 
 
-def test_a_second_hello_of_a_connection_is_dropped(raw: Raw) -> None:
+def test_second_hello_is_dropped(raw: Raw) -> None:
     raw.send(HELLO)
     assert decode_hello(raw.receive(), "server").name == "served"
     raw.send(HELLO)
@@ -308,7 +302,7 @@ def test_a_second_hello_of_a_connection_is_dropped(raw: Raw) -> None:
         *([PREFIX + msgspec.msgpack.encode(fields)] for fields in WRONG_FIELDS),
     ],
 )
-def test_a_damaged_hello_is_answered_and_its_sender_is_not_served(
+def test_damaged_hello_is_refused(
     serve: Serve, dial: Dial, connect: Connect, frames: list[bytes]
 ) -> None:
     served = serve()
@@ -333,7 +327,7 @@ def test_a_damaged_hello_is_answered_and_its_sender_is_not_served(
 @pytest.mark.parametrize(
     "frames", [[b""] * FRAMES_MAX, [bytes(PAYLOAD_BYTES_MAX // 2 + 1)] * 2], ids=["frames", "bytes"]
 )
-def test_a_message_of_too_many_frames_or_bytes_is_not_kept_and_its_memory_goes_back(
+def test_oversized_message_frees_its_memory(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, frames: list[bytes]
 ) -> None:
     given_back = threading.Event()
@@ -355,7 +349,7 @@ def test_a_message_of_too_many_frames_or_bytes_is_not_kept_and_its_memory_goes_b
     raw.close()
 
 
-def test_an_invalid_message_is_counted_and_logged_once_without_its_bytes(
+def test_invalid_messages_are_logged_once(
     serve: Serve, caplog: pytest.LogCaptureFixture, connect: Connect
 ) -> None:
     served = serve()
@@ -384,9 +378,7 @@ def test_an_invalid_message_is_counted_and_logged_once_without_its_bytes(
     raw.close()
 
 
-def test_a_name_that_a_peer_gives_itself_cannot_forge_log_lines(
-    serve: Serve, connect: Connect
-) -> None:
+def test_name_of_peer_cannot_forge_log_lines(serve: Serve, connect: Connect) -> None:
     served = serve()
     raw = connect(served)
     raw.send(encode_hello(Hello("client", 4, "nice\nERROR " + "x" * 1000)))
@@ -396,7 +388,7 @@ def test_a_name_that_a_peer_gives_itself_cannot_forge_log_lines(
     raw.close()
 
 
-def test_connections_above_the_bound_are_refused_with_that_reason(serve: Serve, dial: Dial) -> None:
+def test_connections_beyond_bound_are_refused(serve: Serve, dial: Dial) -> None:
     served = serve()
     served.router.peers_max = 1
     first = dial(served.address)
@@ -407,7 +399,7 @@ def test_connections_above_the_bound_are_refused_with_that_reason(serve: Serve, 
     assert first.ask(1).id == 1
 
 
-def test_messages_before_the_servers_hello_are_dropped(serve: Serve, dial: Dial) -> None:
+def test_messages_before_hello_are_dropped(serve: Serve, dial: Dial) -> None:
     served = serve()
     early = encode(Reply(1, 0, "", b""))  # in place of the hello
     served.router._hello = early  # reach: no server has a way to send this
@@ -420,7 +412,7 @@ def test_messages_before_the_servers_hello_are_dropped(serve: Serve, dial: Dial)
 # -- lost peers ------------------------------------------------------------------------------------
 
 
-def test_a_peer_that_leaves_is_reported_once(serve: Serve, dial: Dial) -> None:
+def test_peer_end_is_reported_once(serve: Serve, dial: Dial) -> None:
     served = serve()
     dialled = dial(served.address)
     dialled.expect("up")
@@ -433,7 +425,7 @@ def test_a_peer_that_leaves_is_reported_once(serve: Serve, dial: Dial) -> None:
     assert len(served.gone) == 1
 
 
-def test_a_killed_process_is_noticed(serve: Serve, child: Child) -> None:
+def test_killed_process_is_noticed(serve: Serve, child: Child) -> None:
     served = serve()
     process = child(DIALLING, served.address)
     until(lambda: served.shown)
@@ -442,9 +434,7 @@ def test_a_killed_process_is_noticed(serve: Serve, child: Child) -> None:
     until(lambda: served.gone)
 
 
-def test_a_stopped_process_is_noticed_by_the_heartbeat_and_a_server_too(
-    serve: Serve, dial: Dial, child: Child
-) -> None:
+def test_stopped_process_is_noticed_by_heartbeat(serve: Serve, dial: Dial, child: Child) -> None:
     served = serve()
     client, server = child(DIALLING, served.address), child(SERVING, "9", "127.0.0.1:0")
     assert server.stdout is not None
@@ -460,9 +450,7 @@ def test_a_stopped_process_is_noticed_by_the_heartbeat_and_a_server_too(
     assert not dialled.dealer.up
 
 
-def test_the_hello_is_repeated_when_the_server_comes_back_on_its_port(
-    dial: Dial, child: Child
-) -> None:
+def test_hello_repeats_after_restart_of_server(dial: Dial, child: Child) -> None:
     first = child(SERVING, "11", "127.0.0.1:0")
     assert first.stdout is not None
     address = first.stdout.readline().strip()
@@ -475,9 +463,7 @@ def test_the_hello_is_repeated_when_the_server_comes_back_on_its_port(
     assert dialled.expect("up")[1].incarnation == 12
 
 
-def test_messages_of_a_server_that_died_are_read_before_its_end_is_reported(
-    serve: Serve, dial: Dial
-) -> None:
+def test_messages_of_dead_server_are_read_first(serve: Serve, dial: Dial) -> None:
     served = serve()
     dialled = dial(served.address)
     dialled.expect("up")
@@ -507,9 +493,7 @@ class Held:
         self._hold.set()
 
 
-def test_the_peer_that_died_is_blamed_not_the_one_that_took_its_descriptor(
-    serve: Serve, connect: Connect
-) -> None:
+def test_descriptor_reuse_blames_right_peer(serve: Serve, connect: Connect) -> None:
     # no handler: handshakes go on while the loop is held
     served = serve(server_security("127.0.0.1", insecure=True))
     # Which number the server's end gets is a race with the client's end, which lives in this
@@ -554,7 +538,7 @@ def one_dies_and_another_comes(served: Served, connect: Connect) -> bool:
         "reachable until long after its end was reported",
     ],
 )
-def test_a_peer_that_died_before_its_hello_was_read_does_not_stay(
+def test_peer_dead_before_hello_does_not_stay(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, answered: bool, pings: int
 ) -> None:
     served = serve(server_security("127.0.0.1", insecure=True))
@@ -588,7 +572,7 @@ def test_a_peer_that_died_before_its_hello_was_read_does_not_stay(
     assert [peer.name for peer in served.shown] == ["first"] * answered
 
 
-def test_the_ends_of_two_peers_with_one_descriptor_number_are_both_noticed(
+def test_ends_behind_one_descriptor_are_noticed(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve(server_security("127.0.0.1", insecure=True))
@@ -610,9 +594,7 @@ def test_the_ends_of_two_peers_with_one_descriptor_number_are_both_noticed(
     until(lambda: len(served.gone) == 4)
 
 
-def test_a_server_that_stops_lets_new_peers_wait_for_the_next_one(
-    serve: Serve, connect: Connect
-) -> None:
+def test_stopping_server_sends_no_hello(serve: Serve, connect: Connect) -> None:
     served = serve()
     served.router.stopping = True
     raw = connect(served)
@@ -622,9 +604,7 @@ def test_a_server_that_stops_lets_new_peers_wait_for_the_next_one(
     assert served.shown == []
 
 
-def test_sends_of_other_threads_do_not_consume_the_wake_up_for_input(
-    serve: Serve, connect: Connect
-) -> None:
+def test_sends_keep_wake_up_for_input(serve: Serve, connect: Connect) -> None:
     served = serve()
     raw = connect(served)
     raw.send(HELLO)
@@ -649,9 +629,7 @@ def test_sends_of_other_threads_do_not_consume_the_wake_up_for_input(
         pusher.join()
 
 
-def test_many_peers_that_connect_and_end_at_once_are_all_reported(
-    serve: Serve, dial: Dial, connect: Connect
-) -> None:
+def test_many_peers_that_end_are_reported(serve: Serve, dial: Dial, connect: Connect) -> None:
     served = serve()
     staying = dial(served.address, name="staying")
     staying.expect("up")
@@ -671,7 +649,7 @@ def test_many_peers_that_connect_and_end_at_once_are_all_reported(
 # -- strangers -------------------------------------------------------------------------------------
 
 
-def test_three_hundred_connections_of_garbage_disturb_nobody(serve: Serve, dial: Dial) -> None:
+def test_garbage_connections_disturb_nobody(serve: Serve, dial: Dial) -> None:
     served = serve()
     dialled = dial(served.address)
     dialled.expect("up")
@@ -703,9 +681,7 @@ def test_three_hundred_connections_of_garbage_disturb_nobody(serve: Serve, dial:
 @pytest.mark.parametrize(
     "sent", [b"", b"\xff" + bytes(8) + b"\x7f\x03"], ids=["nothing", "part of a greeting"]
 )
-def test_a_connection_that_its_peer_closes_during_the_handshake_is_not_refused(
-    serve: Serve, sent: bytes
-) -> None:
+def test_closed_handshake_counts_as_no_refusal(serve: Serve, sent: bytes) -> None:
     served = serve()
     for number in range(20):  # as readiness probes do
         with socket.create_connection(split(served.address), timeout=5.0) as probe:
@@ -718,7 +694,7 @@ def test_a_connection_that_its_peer_closes_during_the_handshake_is_not_refused(
         until(lambda: served.router.refused_handshakes == 1)
 
 
-def test_a_loop_that_does_not_read_monitor_events_does_not_block_zeromq(serve: Serve) -> None:
+def test_unread_monitor_does_not_block_zeromq(serve: Serve) -> None:
     served = serve(server_security("127.0.0.1", insecure=True))
     held = Held(served.loop)
     host, port = served.address.split(":")
@@ -734,15 +710,13 @@ def test_a_loop_that_does_not_read_monitor_events_does_not_block_zeromq(serve: S
 # -- addresses -------------------------------------------------------------------------------------
 
 
-def test_a_port_in_use_is_an_error_that_says_so(serve: Serve) -> None:
+def test_port_in_use_is_reported(serve: Serve) -> None:
     served = serve()
     with pytest.raises(UnknownError, match=f"could not bind {served.address}: the port is in use"):
         serve(address=served.address)
 
 
-def test_a_port_that_a_dropped_server_frees_between_the_attempt_and_the_wait_is_bound(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_port_of_dropped_server_is_bound(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{taken.getsockname()[1]}"
 
@@ -774,16 +748,14 @@ def test_a_port_that_a_dropped_server_frees_between_the_attempt_and_the_wait_is_
         ("192.0.2.1:0", FailedPreconditionError, "zmqdist keygen"),
     ],
 )
-def test_an_address_that_cannot_be_served_is_refused(
+def test_unservable_address_is_refused(
     serve: Serve, address: str, error: type[Exception], expected: str
 ) -> None:
     with pytest.raises(error, match=expected):
         serve(address=address)
 
 
-def test_an_address_of_another_host_is_an_error_that_says_so(
-    serve: Serve, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_address_of_other_host_is_reported(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(
         UnknownError, match=r"could not bind 192\.0\.2\.1:0: this host does not have that address"
     ):
@@ -802,9 +774,7 @@ def test_an_address_of_another_host_is_an_error_that_says_so(
         "[::1%lo]:0",
     ],
 )
-def test_other_ways_to_name_loopback_work_on_both_ends(
-    serve: Serve, dial: Dial, address: str
-) -> None:
+def test_names_of_loopback_work_on_both_ends(serve: Serve, dial: Dial, address: str) -> None:
     if "[" in address and not Path("/proc/net/if_inet6").exists():
         pytest.skip("no IPv6 here")
     served = serve(address=address)
@@ -813,7 +783,7 @@ def test_other_ways_to_name_loopback_work_on_both_ends(
     assert dialled.ask(1).id == 1
 
 
-def test_a_socket_that_is_bound_already_is_served(dial: Dial) -> None:
+def test_bound_socket_is_served(dial: Dial) -> None:
     given = socket.create_server(("127.0.0.1", 0))
     loop = Loop("zmqdist-given")
     router = Router(loop, server_security("127.0.0.1"), our_hello("server", 1))
@@ -823,7 +793,7 @@ def test_a_socket_that_is_bound_already_is_served(dial: Dial) -> None:
     loop.stop()
 
 
-def test_one_loop_has_one_secured_server() -> None:
+def test_loop_has_one_secured_server() -> None:
     loop = Loop("zmqdist-twice")
     security = server_security("127.0.0.1")
     Router(loop, security, our_hello("server", 1))
@@ -832,7 +802,7 @@ def test_one_loop_has_one_secured_server() -> None:
     loop.stop()
 
 
-def test_a_handler_that_raises_loses_one_message(
+def test_handler_error_loses_one_message(
     serve: Serve, dial: Dial, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve()
@@ -851,7 +821,7 @@ def test_a_handler_that_raises_loses_one_message(
     served.loop.faults = 0
 
 
-def test_a_message_for_which_there_is_no_memory_ends_the_connection(
+def test_message_without_memory_ends_connection(
     serve: Serve, dial: Dial, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever waits for the answer to this message gets an error."""
@@ -874,7 +844,7 @@ def test_a_message_for_which_there_is_no_memory_ends_the_connection(
     served.loop.faults = 0
 
 
-def test_the_client_reconnects_after_a_message_for_which_it_has_no_memory(
+def test_client_without_memory_reconnects(
     serve: Serve, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve()
@@ -894,9 +864,7 @@ def test_the_client_reconnects_after_a_message_for_which_it_has_no_memory(
     dialled.loop.faults = 0
 
 
-def test_the_client_reconnects_to_a_server_that_is_silent_in_the_handshake(
-    dial: Dial, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_reconnects_to_silent_server(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
     """A router on the way that has forgotten the connection reports nothing, and heartbeats begin
     only after the handshake."""
     monkeypatch.setattr(dealer, "HANDSHAKE_S", 0.2)
@@ -908,7 +876,7 @@ def test_the_client_reconnects_to_a_server_that_is_silent_in_the_handshake(
 
 
 @pytest.mark.parametrize("body", [bytes(HEADER_PIECE_BYTES), bytes(10**6)], ids=len)
-def test_a_header_travels_in_frames_between_which_heartbeats_pass(
+def test_header_frames_let_heartbeats_pass(
     serve: Serve, connect: Connect, dial: Dial, body: bytes
 ) -> None:
     served = serve()
@@ -928,9 +896,7 @@ def test_a_header_travels_in_frames_between_which_heartbeats_pass(
 
 
 @pytest.mark.parametrize("count", [0, 2, 0xFFFF])
-def test_a_header_of_which_pieces_are_missing_is_not_a_message(
-    serve: Serve, connect: Connect, count: int
-) -> None:
+def test_incomplete_header_is_no_message(serve: Serve, connect: Connect, count: int) -> None:
     served = serve()
     raw = connect(served)
     raw.send(HELLO)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.transport.wired import Dialled, Served, until
+from tests.transport.helpers import Dialled, Served, until
 from zmqdist.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -63,7 +63,7 @@ def _private_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("both", ["token", "other token", "keys", "nothing"])
-def test_client_and_server_with_the_same_secrets_accept_each_other(
+def test_equal_secrets_connect(
     serve: Serve, dial: Dial, folders: dict[str, dict[str, Any]], both: str
 ) -> None:
     served = serve(server_security("127.0.0.1", **folders[both]))
@@ -142,7 +142,7 @@ REFUSALS = [
 @pytest.mark.parametrize(("server", "client", "error", "cause", "advice"), REFUSALS)
 # a mismatch is a race: the client may see either of its two forms
 @pytest.mark.parametrize("attempt", range(3))
-def test_a_refusal_names_the_likely_cause(
+def test_refusal_names_likely_cause(
     serve: Serve,
     dial: Dial,
     folders: dict[str, dict[str, Any]],
@@ -166,9 +166,7 @@ def test_a_refusal_names_the_likely_cause(
     assert not served.shown
 
 
-def test_a_server_that_does_not_speak_zeromq_is_an_error_that_says_so(
-    dial: Dial, child: Child
-) -> None:
+def test_foreign_server_is_reported(dial: Dial, child: Child) -> None:
     shouting = child(
         "import socket\n"
         "server = socket.create_server(('127.0.0.1', 0))\n"
@@ -186,7 +184,7 @@ def test_a_server_that_does_not_speak_zeromq_is_an_error_that_says_so(
     )
 
 
-def test_a_client_waits_for_a_stopped_server(dial: Dial, child: Child) -> None:
+def test_client_waits_for_stopped_server(dial: Dial, child: Child) -> None:
     """The kernel accepts the connection, and no process answers the handshake: this is not a
     refusal."""
     frozen = child(
@@ -207,7 +205,7 @@ def test_a_client_waits_for_a_stopped_server(dial: Dial, child: Child) -> None:
         dialled.expect("refused", 0.3)
 
 
-def test_a_refused_client_connects_when_the_cause_is_removed_and_it_tries_again(
+def test_refused_client_connects_when_cause_is_gone(
     serve: Serve, dial: Dial, folders: dict[str, dict[str, Any]]
 ) -> None:
     served = serve(server_security("127.0.0.1", **folders["other token"]))
@@ -221,7 +219,7 @@ def test_a_refused_client_connects_when_the_cause_is_removed_and_it_tries_again(
     assert len(again.shown) == 1
 
 
-def test_a_client_waits_for_a_server_that_has_not_started(serve: Serve, dial: Dial) -> None:
+def test_client_waits_for_future_server(serve: Serve, dial: Dial) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
     dialled = dial(address)
@@ -247,7 +245,7 @@ as_root = pytest.mark.skipif(
 
 
 @as_root
-def test_the_token_is_not_shown_to_a_listener_of_another_user(dial: Dial, child: Child) -> None:
+def test_token_is_hidden_from_other_user(dial: Dial, child: Child) -> None:
     stranger = child(STRANGER, "0")
     assert stranger.stdout is not None
     address = f"127.0.0.1:{int(stranger.stdout.readline())}"
@@ -260,9 +258,7 @@ def test_the_token_is_not_shown_to_a_listener_of_another_user(dial: Dial, child:
 
 @as_root
 @pytest.mark.parametrize("late_s", [0.0, 0.5], ids=["at once", "before the end was noticed"])
-def test_a_stranger_that_takes_over_the_freed_port_learns_nothing(
-    serve: Serve, dial: Dial, child: Child, late_s: float
-) -> None:
+def test_port_thief_learns_nothing(serve: Serve, dial: Dial, child: Child, late_s: float) -> None:
     served = serve()
     dialled = dial(served.address)
     dialled.expect("up")
@@ -291,9 +287,7 @@ def test_a_stranger_that_takes_over_the_freed_port_learns_nothing(
         ("127.0.0.1", "::1", False),
     ],
 )
-def test_the_user_of_a_listener_is_found_by_address_and_port(
-    bound: str, queried: str, found: bool
-) -> None:
+def test_listener_user_is_found_by_port(bound: str, queried: str, found: bool) -> None:
     family = socket.AF_INET6 if ":" in bound else socket.AF_INET
     if family == socket.AF_INET6 and not Path("/proc/net/if_inet6").exists():
         pytest.skip("no IPv6 here")
@@ -305,7 +299,7 @@ def test_the_user_of_a_listener_is_found_by_address_and_port(
         assert listening_users(queried, port) == ({os.geteuid()} if found else set())
 
 
-def test_if_the_user_of_a_listener_is_unknown_the_error_recommends_keys(
+def test_unknown_listener_user_needs_keys(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def unreadable(*args: Any) -> None:
@@ -323,7 +317,7 @@ def test_if_the_user_of_a_listener_is_unknown_the_error_recommends_keys(
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "node1", "127.0.0.1.example.org"])
-def test_an_address_off_loopback_needs_keys_on_both_ends(host: str) -> None:
+def test_remote_address_needs_keys_on_both_ends(host: str) -> None:
     address = f"[{host}]:1" if ":" in host else f"{host}:1"
     for attempt in (lambda: server_security(host), lambda: client_security(address, "client")):
         with pytest.raises(
@@ -345,7 +339,7 @@ def test_an_address_off_loopback_needs_keys_on_both_ends(host: str) -> None:
         ({}, {"insecure": True}, NONE),
     ],
 )
-def test_the_mechanism_follows_from_the_given_secrets(
+def test_mechanism_follows_from_secrets(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     environment: dict[str, str],
@@ -362,21 +356,21 @@ def test_the_mechanism_follows_from_the_given_secrets(
     assert client_security("127.0.0.1:1", "client", **options).mechanism == mechanism
 
 
-def test_insecure_warns_at_each_start(caplog: pytest.LogCaptureFixture) -> None:
+def test_insecure_server_warns_at_start(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         server_security("0.0.0.0", insecure=True)
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
     assert "0.0.0.0 is served without authentication and encryption" in caplog.text
 
 
-def test_a_role_that_does_not_exist_is_refused() -> None:
+def test_unknown_role_is_refused() -> None:
     with pytest.raises(
         InvalidArgumentError, match="'root' is not a role: client, submit, worker, admin"
     ):
         client_security("127.0.0.1:1", "root")
 
 
-def test_no_secret_is_in_a_repr(folders: dict[str, dict[str, Any]]) -> None:
+def test_repr_has_no_secret(folders: dict[str, dict[str, Any]]) -> None:
     for name in ("token", "keys"):
         server = server_security("127.0.0.1", **folders[name])
         client = client_security("127.0.0.1:1", "worker", **folders[name])

@@ -63,25 +63,21 @@ def lend(owner: ShmPool, data: np.ndarray[Any, Any]) -> shm_pool.Handle:
 
 
 @pytest.mark.parametrize("nbytes", [8, 65_544, 3 * MIB, 33 * MIB])
-def test_a_lent_copy_arrives_whole_and_writable(
-    owner: ShmPool, receiver: PeerPool, nbytes: int
-) -> None:
+def test_lent_copy_is_whole_and_writable(owner: ShmPool, receiver: PeerPool, nbytes: int) -> None:
     data = ramp(nbytes)
     got = receiver.attach(lend(owner, data))
     assert np.array_equal(got, data)
     assert got.flags.writeable
 
 
-def test_the_sender_may_change_its_array_at_once(owner: ShmPool, receiver: PeerPool) -> None:
+def test_sender_may_change_its_array_at_once(owner: ShmPool, receiver: PeerPool) -> None:
     data = ramp(MIB)
     handle = lend(owner, data)
     data[:] = 0
     assert np.array_equal(receiver.attach(handle), ramp(MIB))
 
 
-def test_a_block_is_used_again_when_the_receivers_array_is_collected(
-    owner: ShmPool, receiver: PeerPool
-) -> None:
+def test_block_returns_with_receivers_array(owner: ShmPool, receiver: PeerPool) -> None:
     data = ramp(40 * MIB)
     for _ in range(3):
         lend(owner, data)  # and the borrower never claims it
@@ -91,7 +87,7 @@ def test_a_block_is_used_again_when_the_receivers_array_is_collected(
     owner.sweep()
 
 
-def test_a_view_of_a_received_array_keeps_its_memory(owner: ShmPool, receiver: PeerPool) -> None:
+def test_view_keeps_received_memory(owner: ShmPool, receiver: PeerPool) -> None:
     got = receiver.attach(lend(owner, ramp(MIB)))
     part = got.view(np.int64)[10:20]
     del got
@@ -102,7 +98,7 @@ def test_a_view_of_a_received_array_keeps_its_memory(owner: ShmPool, receiver: P
     assert owner.lease_count == 0
 
 
-def test_a_handle_works_once(owner: ShmPool, receiver: PeerPool) -> None:
+def test_handle_works_once(owner: ShmPool, receiver: PeerPool) -> None:
     handle = lend(owner, ramp(MIB))
     first = receiver.attach(handle)
     with pytest.raises(UnavailableError):
@@ -110,9 +106,7 @@ def test_a_handle_works_once(owner: ShmPool, receiver: PeerPool) -> None:
     assert np.array_equal(first, ramp(MIB))
 
 
-def test_a_late_handle_never_finds_memory_that_was_used_again(
-    owner: ShmPool, receiver: PeerPool
-) -> None:
+def test_late_handle_finds_no_reused_memory(owner: ShmPool, receiver: PeerPool) -> None:
     late = lend(owner, ramp(MIB))
     owner.take_back(late)
     again = lend(owner, np.zeros(MIB, np.uint8))
@@ -122,9 +116,7 @@ def test_a_late_handle_never_finds_memory_that_was_used_again(
     assert not receiver.attach(again).any()
 
 
-def test_a_block_that_is_taken_back_after_it_was_claimed_stays_with_the_borrower(
-    owner: ShmPool, receiver: PeerPool
-) -> None:
+def test_claimed_block_stays_with_borrower(owner: ShmPool, receiver: PeerPool) -> None:
     handle = lend(owner, ramp(MIB))
     got = receiver.attach(handle)
     owner.take_back(handle)
@@ -134,7 +126,7 @@ def test_a_block_that_is_taken_back_after_it_was_claimed_stays_with_the_borrower
     owner.take_back(other)
 
 
-def test_a_peer_that_keeps_everything_fills_the_pool_and_no_more(
+def test_hoarding_peer_fills_pool_only(
     caplog: Any,
 ) -> None:
     owner = ShmPool(64 * MIB)
@@ -156,7 +148,7 @@ def test_a_peer_that_keeps_everything_fills_the_pool_and_no_more(
     assert owner.copy_in(data) is not None
 
 
-def test_free_segments_of_another_size_make_room() -> None:
+def test_free_segments_make_room() -> None:
     owner = ShmPool(64 * MIB)
     big = owner.copy_in(np.ones(50 * MIB, np.uint8))
     assert big is not None
@@ -178,7 +170,7 @@ def test_leases_are_bounded(owner: ShmPool) -> None:
     assert owner.lease_count == 0
 
 
-def test_a_published_block_is_private_to_each_receiver(owner: ShmPool, receiver: PeerPool) -> None:
+def test_published_block_is_private_to_receivers(owner: ShmPool, receiver: PeerPool) -> None:
     block = owner.copy_in(ramp(MIB))
     assert block is not None
     handle = block.publish()
@@ -190,9 +182,7 @@ def test_a_published_block_is_private_to_each_receiver(owner: ShmPool, receiver:
     owner.take_back(handle)
 
 
-def test_a_published_block_is_used_again_after_its_last_reader(
-    owner: ShmPool, receiver: PeerPool
-) -> None:
+def test_published_block_returns_after_last_reader(owner: ShmPool, receiver: PeerPool) -> None:
     block = owner.copy_in(ramp(MIB))
     assert block is not None
     handle = block.publish()
@@ -242,7 +232,7 @@ LIES = [
 ]
 
 
-def test_a_handle_that_lies_is_refused(owner: ShmPool, receiver: PeerPool) -> None:
+def test_wrong_handle_is_refused(owner: ShmPool, receiver: PeerPool) -> None:
     for lie in LIES:
         handle = lend(owner, ramp(MIB))
         try:
@@ -253,7 +243,7 @@ def test_a_handle_that_lies_is_refused(owner: ShmPool, receiver: PeerPool) -> No
             raise AssertionError(f"{lie} was believed")
 
 
-def test_a_file_that_is_no_memfd_is_never_mapped(
+def test_file_that_is_no_memfd_is_not_mapped(
     owner: ShmPool, receiver: PeerPool, tmp_path: Any
 ) -> None:
     handle = lend(owner, ramp(MIB))
@@ -266,7 +256,7 @@ def test_a_file_that_is_no_memfd_is_never_mapped(
 
 
 @pytest.mark.parametrize("mode", [EXCLUSIVE, PUBLISHED, FROZEN, FROZEN_PUBLISHED])
-def test_a_fifo_is_refused_and_not_waited_for(
+def test_fifo_is_refused_without_wait(
     owner: ShmPool, receiver: PeerPool, tmp_path: Any, mode: int
 ) -> None:
     handle = lend(owner, ramp(MIB))
@@ -281,7 +271,7 @@ def test_a_fifo_is_refused_and_not_waited_for(
     owner.sweep()
 
 
-def test_a_memfd_whose_size_is_open_is_never_mapped(owner: ShmPool, receiver: PeerPool) -> None:
+def test_memfd_of_open_size_is_not_mapped(owner: ShmPool, receiver: PeerPool) -> None:
     handle = lend(owner, ramp(MIB))
     fd = os.memfd_create("zmqdist-arena")
     os.ftruncate(fd, 40 * MIB)
@@ -292,7 +282,7 @@ def test_a_memfd_whose_size_is_open_is_never_mapped(owner: ShmPool, receiver: Pe
     owner.sweep()
 
 
-def test_an_offer_that_cannot_be_opened_is_ignored() -> None:
+def test_unreadable_offer_is_ignored() -> None:
     assert open_peer((2**22 - 1, 5, 77)) is None
     assert open_peer((os.getpid(), 0, 1)) is None
 
@@ -319,7 +309,7 @@ def test_freezing_keeps_values_shape_and_dtype(dtype: Any, count: int) -> None:
 
 @pytest.mark.parametrize("make", [zd.empty, np.empty], ids=["shared", "plain"])
 @pytest.mark.parametrize("count", [10, MIB])
-def test_older_views_do_not_change_a_frozen_array(make: Callable[..., Any], count: int) -> None:
+def test_older_views_do_not_change_frozen_array(make: Callable[..., Any], count: int) -> None:
     array = make(count, np.float64)
     array[:] = 1
     view = array[:5]
@@ -331,7 +321,7 @@ def test_older_views_do_not_change_a_frozen_array(make: Callable[..., Any], coun
     assert array[-1] == 8
 
 
-def test_a_frozen_array_cannot_be_made_writable() -> None:
+def test_frozen_array_stays_read_only() -> None:
     frozen = zd.freeze(np.ones(MIB))
     with pytest.raises(ValueError, match="WRITEABLE"):
         frozen.flags.writeable = True
@@ -349,19 +339,19 @@ def inode_at(address: int) -> int:
     raise AssertionError("nothing is mapped there")
 
 
-def test_freezing_in_place_needs_no_second_segment() -> None:
+def test_freezing_in_place_needs_one_segment() -> None:
     array = zd.empty(4 * MIB, np.uint8)
     array[:] = 3
     frozen = zd.freeze(array)
     assert inode_at(shm_pool.address_of(frozen)) == inode_at(shm_pool.address_of(array)) > 0
 
 
-def test_freezing_a_frozen_array_gives_the_same_one() -> None:
+def test_freezing_again_gives_same_array() -> None:
     frozen = zd.freeze(np.ones(MIB))
     assert zd.freeze(frozen) is frozen
 
 
-def test_a_part_of_a_frozen_array_is_found_without_a_copy(owner: ShmPool) -> None:
+def test_part_of_frozen_array_is_not_copied(owner: ShmPool) -> None:
     frozen = zd.freeze(np.arange(MIB, dtype=np.float64))
     found = owner.find_frozen(memoryview(frozen[1000:2000]))
     assert found is not None
@@ -369,9 +359,7 @@ def test_a_part_of_a_frozen_array_is_found_without_a_copy(owner: ShmPool) -> Non
     assert owner.find_frozen(memoryview(np.ones(MIB))) is None
 
 
-def test_a_frozen_array_is_shared_read_only_and_lives_on_without_its_maker(
-    owner: ShmPool, receiver: PeerPool
-) -> None:
+def test_frozen_array_outlives_its_maker(owner: ShmPool, receiver: PeerPool) -> None:
     frozen = zd.freeze(np.arange(MIB, dtype=np.int64))
     block = owner.find_frozen(memoryview(frozen.view(np.uint8)))
     assert block is not None
@@ -384,7 +372,7 @@ def test_a_frozen_array_is_shared_read_only_and_lives_on_without_its_maker(
     assert np.array_equal(got.view(np.int64), np.arange(MIB))
 
 
-def test_a_frozen_array_is_found_where_a_collected_one_stood(owner: ShmPool) -> None:
+def test_frozen_array_replaces_collected_one(owner: ShmPool) -> None:
     for count in (1, 7, 34):
         smaller = [zd.freeze(np.ones(count * MIB, np.uint8)) for _ in range(3)]
         del smaller
@@ -396,19 +384,19 @@ def test_a_frozen_array_is_found_where_a_collected_one_stood(owner: ShmPool) -> 
 
 
 @pytest.mark.parametrize("bad", [[1, 2], 3.0, None, "text"], ids=repr)
-def test_only_arrays_can_be_frozen(bad: Any) -> None:
+def test_arrays_alone_can_be_frozen(bad: Any) -> None:
     with pytest.raises(TypeError, match="takes a plain array"):
         zd.freeze(bad)
 
 
-def test_object_arrays_are_neither_made_nor_frozen() -> None:
+def test_object_arrays_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="objects"):
         zd.empty(3, object)
     with pytest.raises(InvalidArgumentError, match="objects"):
         zd.freeze(np.array([object()]))
 
 
-def test_empty_like_has_the_order_of_its_model() -> None:
+def test_empty_like_keeps_memory_order() -> None:
     model = np.empty((300, 500), np.float32, order="F")
     assert zd.empty_like(model).flags.f_contiguous
     assert zd.freeze(model).flags.f_contiguous
@@ -444,7 +432,7 @@ def keeper(owner: ShmPool) -> Iterator[tuple[Any, Any]]:
 
 @pytest.mark.processes("shared memory")
 @pytest.mark.killed("shared memory")
-def test_a_killed_receiver_gives_everything_back(owner: ShmPool, keeper: tuple[Any, Any]) -> None:
+def test_killed_receiver_returns_blocks(owner: ShmPool, keeper: tuple[Any, Any]) -> None:
     process, connection = keeper
     published = owner.copy_in(ramp(MIB))
     assert published is not None
@@ -464,7 +452,7 @@ def test_a_killed_receiver_gives_everything_back(owner: ShmPool, keeper: tuple[A
 
 
 @pytest.mark.timeout(60)
-def test_an_owner_that_was_killed_leaves_the_receivers_array_whole(tmp_path: Any) -> None:
+def test_killed_owner_leaves_array_whole(tmp_path: Any) -> None:
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=offer_one, args=(theirs,), daemon=True)
@@ -492,9 +480,7 @@ def offer_one(connection: Any) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("way", ["lent", "published", "empty"])
-def test_a_forked_child_and_its_parent_never_see_each_others_writes(
-    owner: ShmPool, receiver: PeerPool, way: str
-) -> None:
+def test_fork_separates_writes(owner: ShmPool, receiver: PeerPool, way: str) -> None:
     if way == "empty":
         array = zd.empty(MIB, np.uint8)
         array[:] = 1
@@ -523,9 +509,7 @@ def test_a_forked_child_and_its_parent_never_see_each_others_writes(
         os.close(fd)
 
 
-def test_memory_that_a_fork_has_shared_is_not_used_again(
-    owner: ShmPool, receiver: PeerPool
-) -> None:
+def test_memory_shared_by_fork_is_not_reused(owner: ShmPool, receiver: PeerPool) -> None:
     handle = lend(owner, ramp(MIB))
     got = receiver.attach(handle)
     pid = os.fork()
@@ -539,7 +523,7 @@ def test_memory_that_a_fork_has_shared_is_not_used_again(
     owner.take_back(other)
 
 
-def test_a_forked_child_has_an_arena_of_its_own() -> None:
+def test_forked_child_has_own_pool() -> None:
     pool = this_pool()
     assert pool is not None
     read, write = os.pipe()
@@ -562,9 +546,7 @@ def test_a_forked_child_has_an_arena_of_its_own() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_threads_that_return_and_claim_blocks_at_once_never_lose_their_blocks(
-    owner: ShmPool, receiver: PeerPool
-) -> None:
+def test_threads_never_lose_blocks(owner: ShmPool, receiver: PeerPool) -> None:
     """A receiver writes its cell before it unlocks it; between the two the next lease of that cell
     must not begin."""
     changed: list[int] = []
@@ -599,9 +581,7 @@ def test_threads_that_return_and_claim_blocks_at_once_never_lose_their_blocks(
     assert not changed
 
 
-def test_an_old_handle_does_not_disturb_the_next_borrower_of_its_cell(
-    owner: ShmPool, receiver: PeerPool
-) -> None:
+def test_old_handle_does_not_disturb_next_lease(owner: ShmPool, receiver: PeerPool) -> None:
     late = lend(owner, ramp(MIB))
     owner.take_back(late)
     handle = lend(owner, ramp(MIB))
@@ -614,22 +594,20 @@ def test_an_old_handle_does_not_disturb_the_next_borrower_of_its_cell(
     unlocker.join()
 
 
-def test_all_blocks_that_are_mapped_of_a_segment_share_one_descriptor(
-    owner: ShmPool, receiver: PeerPool
-) -> None:
+def test_mapped_blocks_share_descriptor(owner: ShmPool, receiver: PeerPool) -> None:
     adopted = [receiver.adopt(lend(owner, ramp(MIB))) for _ in range(10)]
     assert len({id(segment) for segment, _ in adopted}) == 1
     adopted.clear()
 
 
-def test_small_arrays_have_no_segment_of_their_own() -> None:
+def test_small_arrays_have_no_segment() -> None:
     before = len(os.listdir("/proc/self/fd"))
     kept = [zd.empty(10_000) for _ in range(100)] + [zd.freeze(np.ones(10_000)) for _ in range(100)]
     assert len(os.listdir("/proc/self/fd")) <= before + 1
     assert all(is_frozen(array) for array in kept[100:])
 
 
-def test_a_child_can_freeze_although_a_thread_of_its_parent_was_freezing() -> None:
+def test_child_freezes_beside_freezing_parent() -> None:
     lock = (
         shm_pool._frozen_segments.lock
     )  # reach: a fork while a thread freezes cannot be timed from outside
@@ -649,7 +627,7 @@ def test_a_child_can_freeze_although_a_thread_of_its_parent_was_freezing() -> No
 @pytest.mark.parametrize(
     "array", [np.ma.ones(4), np.rec.array([(1,)])], ids=lambda a: type(a).__name__
 )
-def test_arrays_of_other_kinds_are_refused_because_they_would_lose_something(array: Any) -> None:
+def test_subclasses_of_array_are_refused(array: Any) -> None:
     for make in (zd.freeze, zd.empty_like):
         with pytest.raises(TypeError, match="takes a plain array"):
             make(array)
@@ -686,7 +664,7 @@ def test_refused_memfds_cause_one_log_line(
     assert "large arrays travel by sockets" in caplog.text
 
 
-def test_a_system_without_free_memory_causes_one_log_line(
+def test_missing_memory_causes_one_log_line(
     owner: ShmPool, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     def refused(nbytes: int) -> int:
@@ -698,7 +676,9 @@ def test_a_system_without_free_memory_causes_one_log_line(
     assert caplog.text.count("Cannot allocate memory") == 1
 
 
-def test_the_bound_can_be_set(without_shared_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_bound_is_set_by_variable(
+    without_shared_memory: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(shm_pool.POOL_VARIABLE, "64")
     pool = this_pool()
     assert pool is not None
@@ -706,7 +686,7 @@ def test_the_bound_can_be_set(without_shared_memory: None, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("junk", ["junk", "64 MiB", "-1", "\N{SUPERSCRIPT TWO}", "Off"])
-def test_an_invalid_bound_is_logged_once_and_the_default_is_used(
+def test_invalid_pool_bound_is_logged_once(
     junk: str, without_shared_memory: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     monkeypatch.setenv(shm_pool.POOL_VARIABLE, junk)
@@ -721,7 +701,7 @@ def test_an_invalid_bound_is_logged_once_and_the_default_is_used(
     )
 
 
-def test_a_lock_ends_with_its_open_file_description() -> None:
+def test_lock_ends_with_its_file_description() -> None:
     fd = shm_pool.make_memfd(4096)
     other = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
     assert shm_pool.try_lock(other, 5)

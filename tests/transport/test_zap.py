@@ -30,12 +30,12 @@ def request(
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_the_token_lets_in_as_the_role_that_the_user_name_says(role: str) -> None:
+def test_token_admits_as_role_of_user_name(role: str) -> None:
     reply = decide(request(b"PLAIN", role.encode(), TOKEN), POLICY)
     assert (reply.status, reply.user_id, reply.request_id) == (200, role, b"7")
 
 
-def test_a_known_key_lets_in_as_the_role_it_was_given() -> None:
+def test_known_key_admits_as_its_role() -> None:
     reply = decide(request(b"CURVE", KEY), POLICY)
     assert (reply.status, role_and_key(reply.user_id)) == (200, ("worker", KEY))
 
@@ -62,7 +62,7 @@ def test_a_known_key_lets_in_as_the_role_it_was_given() -> None:
         (parse([]), POLICY, 500),
     ],
 )
-def test_every_other_peer_is_refused(ask: ZapRequest, policy: Policy, status: int) -> None:
+def test_unknown_peers_are_refused(ask: ZapRequest, policy: Policy, status: int) -> None:
     reply = decide(ask, policy)
     assert (reply.status, reply.user_id) == (status, "")
 
@@ -79,9 +79,7 @@ frames = st.lists(
 
 
 @given(frames, st.sampled_from([POLICY, Policy()]))
-def test_any_frames_get_a_reply_and_only_the_token_or_a_known_key_is_admitted(
-    parts: list[bytes], policy: Policy
-) -> None:
+def test_random_frames_get_replies(parts: list[bytes], policy: Policy) -> None:
     reply = decide(parse(parts), policy)
     assert reply.status in (200, 400, 500)
     assert all(isinstance(frame, bytes) for frame in reply.frames())
@@ -93,7 +91,7 @@ def test_any_frames_get_a_reply_and_only_the_token_or_a_known_key_is_admitted(
         assert reply.user_id == ""
 
 
-def test_no_secret_is_in_a_repr_or_a_reply(caplog: pytest.LogCaptureFixture) -> None:
+def test_repr_and_reply_have_no_secret(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     ask = request(b"PLAIN", b"client", TOKEN)
     assert TOKEN.decode() not in f"{ask!r} {POLICY!r} {decide(ask, POLICY)!r} {caplog.text}"

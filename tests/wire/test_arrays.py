@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tests.wire.wire_values import LAYOUTS, arrays, dtypes, same
+from tests.wire.helpers import LAYOUTS, arrays, dtypes, same
 from zmqdist.wire import arrays as wire
 from zmqdist.wire.arrays import (
     BadArray,
@@ -36,7 +36,7 @@ few = settings(max_examples=50, deadline=None)
 
 @few
 @given(dtypes)
-def test_a_dtype_survives_a_round_trip_with_all_its_offsets(dtype: np.dtype) -> None:
+def test_dtype_round_trip_keeps_offsets(dtype: np.dtype) -> None:
     back = dtype_from_json(dtype_to_json(dtype))
     assert repr(back) == repr(dtype)
     assert back == dtype
@@ -44,14 +44,14 @@ def test_a_dtype_survives_a_round_trip_with_all_its_offsets(dtype: np.dtype) -> 
 
 @few
 @given(arrays())
-def test_an_array_of_any_dtype_and_layout_survives_a_round_trip(array: np.ndarray) -> None:
+def test_array_round_trip_of_any_layout(array: np.ndarray) -> None:
     back = travel(array)
     assert same(np.asarray(array), back)
     assert back.flags.writeable
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
-def test_the_order_is_kept_where_the_array_is_contiguous(layout: str) -> None:
+def test_memory_order_of_contiguous_array_is_kept(layout: str) -> None:
     array = LAYOUTS[layout](np.arange(24.0).reshape(2, 3, 4))
     back = travel(array)
     assert np.array_equal(back, array)
@@ -59,7 +59,7 @@ def test_the_order_is_kept_where_the_array_is_contiguous(layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["C", "Fortran"])
-def test_a_contiguous_array_is_not_copied(layout: str) -> None:
+def test_contiguous_array_is_not_copied(layout: str) -> None:
     array = LAYOUTS[layout](np.arange(6).reshape(2, 3).copy())
     assert np.shares_memory(np.frombuffer(bytes_of(array), np.uint8), array)
     data = bytearray(bytes_of(array))
@@ -68,7 +68,7 @@ def test_a_contiguous_array_is_not_copied(layout: str) -> None:
     )
 
 
-def test_an_array_of_more_than_4_gib_is_viewed_whole(tmp_path: Path) -> None:
+def test_array_beyond_4_gib_is_viewed_whole(tmp_path: Path) -> None:
     side = 2**32 + 8
     # a sparse file, which needs neither memory nor disk
     array = np.memmap(tmp_path / "sparse", np.uint8, "w+", shape=(side,))
@@ -79,7 +79,7 @@ def test_an_array_of_more_than_4_gib_is_viewed_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [object, np.dtype([("a", "i4"), ("b", object)])])
-def test_objects_are_refused(dtype: Any) -> None:
+def test_object_dtypes_are_refused(dtype: Any) -> None:
     with pytest.raises(BadArray, match=r"Python objects .*astype\(str\) makes text"):
         dtype_to_json(np.dtype(dtype))
 
@@ -97,12 +97,12 @@ def test_objects_are_refused(dtype: Any) -> None:
     ],
     ids=repr,
 )
-def test_a_dtype_whose_description_would_lose_a_part_is_refused(dtype: Any, problem: str) -> None:
+def test_lossy_dtypes_are_refused(dtype: Any, problem: str) -> None:
     with pytest.raises(BadArray, match=problem):
         dtype_to_json(dtype)
 
 
-def test_an_array_of_as_many_dimensions_as_numpy_allows_travels() -> None:
+def test_array_of_most_dimensions_travels() -> None:
     most = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
     array = np.arange(2).reshape(2, *[1] * (most - 1))
     assert same(array, travel(array))
@@ -111,7 +111,7 @@ def test_an_array_of_as_many_dimensions_as_numpy_allows_travels() -> None:
 SIDES = [0, 1, 2**31 - 1, 2**31, 2**32, 2**40 + 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -1, -(2**63)]
 
 
-def test_sizes_at_the_boundaries_of_integers_need_exactly_their_bytes() -> None:
+def test_sizes_at_integer_bounds_need_exact_bytes() -> None:
     for first, second in itertools.product(SIDES, SIDES):
         fits = first >= 0 and second >= 0 and first * second == 8 and max(first, second) <= 2**40
         for shape in ([first, second], [second, 0, first]):
@@ -130,13 +130,13 @@ def test_sizes_at_the_boundaries_of_integers_need_exactly_their_bytes() -> None:
     [None, 3, "3", [True], [1.0], [None], [[1]], [1] * 65],
     ids=lambda shape: repr(shape)[:20],
 )
-def test_an_invalid_shape_is_refused(shape: Any) -> None:
+def test_invalid_shape_is_refused(shape: Any) -> None:
     with pytest.raises(BadArray, match="a shape"):
         rebuild(np.dtype("u1"), shape, False, b"1")
 
 
 @pytest.mark.parametrize("dtype", ["V0", "S0", np.dtype([])])
-def test_items_of_zero_bytes_do_not_make_an_endless_array(dtype: Any) -> None:
+def test_items_of_zero_bytes_are_bounded(dtype: Any) -> None:
     with pytest.raises(BadArray, match="larger than"):
         rebuild(np.dtype(dtype), [2**40, 2**40], False, b"")
 
@@ -163,12 +163,12 @@ def _deep(levels: int) -> Any:
     ],
     ids=lambda described: None if isinstance(described, (str, bytes)) else type(described).__name__,
 )  # fmt: skip
-def test_an_undeclared_dtype_is_refused(described: Any) -> None:
+def test_undeclared_dtype_is_refused(described: Any) -> None:
     with pytest.raises(BadArray):
         dtype_from_json(described)
 
 
-def test_a_long_double_of_another_architecture_is_refused_by_its_bits() -> None:
+def test_foreign_long_double_is_refused() -> None:
     described = dtype_to_json(np.dtype(np.longdouble))
     assert isinstance(described, str)
     if "/" not in described:
@@ -179,14 +179,14 @@ def test_a_long_double_of_another_architecture_is_refused_by_its_bits() -> None:
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int4"])
-def test_dtypes_of_ml_dtypes_travel_where_it_is_installed(name: str) -> None:
+def test_ml_dtypes_travel_if_installed(name: str) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     array = np.array([[1, 2], [3, 4]], getattr(ml_dtypes, name))
     assert same(array, travel(array))
     assert dtype_to_json(array.dtype) == name
 
 
-def test_the_error_for_a_dtype_of_ml_dtypes_says_what_to_install(
+def test_missing_ml_dtypes_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
@@ -195,6 +195,6 @@ def test_the_error_for_a_dtype_of_ml_dtypes_says_what_to_install(
         dtype_from_json("bfloat16")
 
 
-def test_ml_dtypes_is_not_imported_unless_named() -> None:
+def test_ml_dtypes_are_imported_when_named() -> None:
     code = "import sys, zmqdist.wire.safe as s; s.decode(*s.encode([1.5]), 'p'); sys.exit('ml_dtypes' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -220,13 +220,11 @@ def run(tmp_path: Path, source: str) -> str:
 
 
 @pytest.mark.parametrize("source", [WRAPPERS, CLASSES], ids=["wrappers", "classes"])
-def test_what_a_script_defines_works_in_a_process_that_lacks_the_script(
-    tmp_path: Path, source: str
-) -> None:
+def test_definitions_of_script_work_elsewhere(tmp_path: Path, source: str) -> None:
     run(tmp_path, source)
 
 
-def test_a_class_that_cannot_be_made_again_is_named(tmp_path: Path) -> None:
+def test_class_that_cannot_be_rebuilt_is_named(tmp_path: Path) -> None:
     names: dict[str, object] = {"__name__": "__main__"}
     exec(DEMANDING, names)
     blob = pack_function(names["Demanded"])  # type: ignore[arg-type]
@@ -241,7 +239,7 @@ def test_a_class_that_cannot_be_made_again_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_an_object_of_the_script_that_insists_on_its_name_is_not_looked_for_in_the_path() -> None:
+def test_script_object_pickled_by_name_is_refused() -> None:
     blob = b"\x80\x05c__main__\nno_such_object\n."
     with pytest.raises(
         FailedPreconditionError,
@@ -291,9 +289,7 @@ cloudpickle.Pickler.dispatch_table[types.CodeType] = without_name
 
 @pytest.mark.parametrize("before", ["", NEW_CLOUDPICKLE], ids=["as it is", "without file names"])
 @pytest.mark.parametrize("way", ["script", "notebook"])
-def test_a_remote_traceback_shows_file_line_and_text_of_what_the_receiver_lacks(
-    tmp_path: Path, way: str, before: str
-) -> None:
+def test_remote_traceback_shows_missing_source(tmp_path: Path, way: str, before: str) -> None:
     text = THERE + before + (NOTEBOOK if way == "notebook" else FAILS) + ASKS
     script = tmp_path / "script.py"
     script.write_text(text)
@@ -318,7 +314,7 @@ def test_a_remote_traceback_shows_file_line_and_text_of_what_the_receiver_lacks(
         assert lines[at + 1].strip() == shown
 
 
-def test_lines_that_nobody_knows_are_left_out_and_lines_of_a_file_stay(tmp_path: Path) -> None:
+def test_unknown_source_lines_are_left_out(tmp_path: Path) -> None:
     names: dict[str, object] = {"__name__": "__main__"}
     exec(compile("\n\ndef fails():\n    return 1 / 0\n", "<nowhere>", "exec"), names)
     fails = unpack(pack_function(names["fails"]))  # type: ignore[arg-type]

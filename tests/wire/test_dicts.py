@@ -77,7 +77,7 @@ SAME_HASH = {
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", SAME_HASH)
-def test_keys_of_the_same_hash_cost_no_more_than_others(kind: str) -> None:
+def test_keys_of_same_hash_cost_little(kind: str) -> None:
     """The decoder takes about a second. A dict of 60,000 such keys takes minutes, because its time
     grows with their square."""
     body = SAME_HASH[kind](60_000)
@@ -89,7 +89,7 @@ def test_keys_of_the_same_hash_cost_no_more_than_others(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SAME_HASH if kind != "floats"])
-def test_many_keys_of_the_same_hash_are_refused(kind: str) -> None:
+def test_many_keys_of_same_hash_are_refused(kind: str) -> None:
     with pytest.raises(WireError, match="not a value of the safe codec"):
         safe.decode(SAME_HASH[kind](200), [], "peer")
 
@@ -115,14 +115,14 @@ def chained(bits: int, run: int) -> list[int]:
     return [*way.tolist(), *start[good][: 2 * size // 3 - run].tolist()]
 
 
-def test_keys_that_collide_in_the_hash_table_are_refused() -> None:
+def test_colliding_keys_are_refused() -> None:
     keys = chained(14, 9000)
     assert len({hash(key) for key in keys}) == len(keys) > 9500
     with pytest.raises(WireError, match="keys of a dict have colliding hashes"):
         safe.decode(tagged(keys), [], "peer")
 
 
-def test_such_keys_are_found_at_each_size_that_the_dict_has_while_it_grows() -> None:
+def test_collisions_are_found_at_each_dict_size() -> None:
     keys = [*chained(14, 9000), *range(2**40, 2**40 + 3000)]
     with pytest.raises(WireError, match="keys of a dict have colliding hashes"):
         safe.decode(tagged(keys), [], "peer")
@@ -144,7 +144,7 @@ def looked(hashes: Iterable[int], bits: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_probe_count_equals_that_of_inserting_one_key_after_the_other(seed: int) -> None:
+def test_probe_count_equals_insertion_in_order(seed: int) -> None:
     drawn = random.Random(seed)
     step = 1 << drawn.choice([0, 0, 3, 6, 10, 20])
     hashes = [
@@ -199,7 +199,7 @@ def test_ordinary_keys_travel(kind: str) -> None:
 @pytest.mark.parametrize(
     "between", [lambda inner: inner, lambda inner: [inner], lambda inner: ((inner,), 1)]
 )
-def test_values_with_large_maps_travel_at_any_depth(levels: int, between: Any) -> None:
+def test_large_maps_travel_at_any_depth(levels: int, between: Any) -> None:
     value: Any = {f"key {number}": [{"x": (number, 0.1)}] for number in range(300)}
     value["array"] = np.zeros((2, 3), [("a", "i4"), ("b", [("c", "f8", (2,))])])
     for _ in range(levels):

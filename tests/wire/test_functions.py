@@ -84,7 +84,7 @@ MUTABLE = {
 
 
 @pytest.mark.parametrize("source", STABLE.values(), ids=list(STABLE))
-def test_a_function_that_captures_nothing_mutable_is_pickled_once(source: str) -> None:
+def test_constant_function_is_pickled_once(source: str) -> None:
     cache, names = FunctionCache(), in_main(source)
     blob, stable = lookup(cache, names["f"])
     assert stable
@@ -94,7 +94,7 @@ def test_a_function_that_captures_nothing_mutable_is_pickled_once(source: str) -
 
 
 @pytest.mark.parametrize("source", MUTABLE.values(), ids=list(MUTABLE))
-def test_a_function_that_captures_something_mutable_is_pickled_at_every_lookup(source: str) -> None:
+def test_mutable_captures_are_pickled_at_lookup(source: str) -> None:
     cache, names = FunctionCache(), in_main(source)
     assert not lookup(cache, names["f"])[1]
     assert not lookup(cache, names["f"])[1]
@@ -132,9 +132,7 @@ REBOUND = {
 
 
 @pytest.mark.parametrize(("source", "change", "value"), REBOUND.values(), ids=list(REBOUND))
-def test_a_function_is_pickled_again_when_something_captured_was_rebound(
-    source: str, change: str, value: Any
-) -> None:
+def test_rebound_capture_is_pickled_again(source: str, change: str, value: Any) -> None:
     cache, names = FunctionCache(), in_main(source)
     before = lookup(cache, names["f"])[0]
     assert lookup(cache, names["f"])[0] is before
@@ -145,9 +143,7 @@ def test_a_function_is_pickled_again_when_something_captured_was_rebound(
     assert unpack(after)() == value
 
 
-def test_a_function_that_captures_something_mutable_is_no_constant_and_is_counted_when_it_is_pickled() -> (
-    None
-):
+def test_changing_function_is_no_constant() -> None:
     array = np.zeros(2**14)
     cache, work = FunctionCache(), lambda: array
     assert cache.pack_constant(work) is None
@@ -157,7 +153,7 @@ def test_a_function_that_captures_something_mutable_is_no_constant_and_is_counte
     assert unpack_parts([blob, bytearray(part)])().sum() == 0
 
 
-def test_captured_objects_have_their_values_of_the_lookup() -> None:
+def test_captured_objects_have_values_of_lookup() -> None:
     array = np.zeros(3)
     cache, work = FunctionCache(), lambda: array
     before = lookup(cache, work)[0]
@@ -167,7 +163,7 @@ def test_captured_objects_have_their_values_of_the_lookup() -> None:
     assert unpack(after)().sum() == 3
 
 
-def test_functions_of_one_factory_differ_by_what_they_captured() -> None:
+def test_functions_of_one_factory_differ() -> None:
     def make(n: int) -> Callable[[], int]:
         return lambda: n
 
@@ -178,7 +174,7 @@ def test_functions_of_one_factory_differ_by_what_they_captured() -> None:
     assert cache.pickles == 2
 
 
-def test_functions_that_capture_the_same_objects_in_other_variables_differ() -> None:
+def test_captures_in_other_variables_differ() -> None:
     names = in_main(
         "import functools\ndef g(*a, **k): return a, k\n"
         "def make(a, b):\n  return lambda: (a(), b if b is None else b())\n"
@@ -192,7 +188,7 @@ def test_functions_that_capture_the_same_objects_in_other_variables_differ() -> 
     assert lookup(cache, names["h"])[0] is not lookup(cache, names["h2"])[0]
 
 
-def test_importable_functions_travel_by_name_and_are_pickled_once() -> None:
+def test_importable_functions_travel_by_name() -> None:
     # the name leads to another object: not by name
     decorated = function(time.monotonic, [TensorSpec(())])
     cache = FunctionCache()
@@ -204,21 +200,21 @@ def test_importable_functions_travel_by_name_and_are_pickled_once() -> None:
     assert lookup(cache, decorated)[1]
 
 
-def test_a_function_of_a_module_that_travels_by_value_is_pickled_with_its_globals() -> None:
-    from tests.wire import wire_values
+def test_function_by_value_carries_globals() -> None:
+    from tests.wire import helpers
 
     cache = FunctionCache()
-    assert lookup(cache, wire_values.same)[1]
-    cloudpickle.register_pickle_by_value(wire_values)
+    assert lookup(cache, helpers.same)[1]
+    cloudpickle.register_pickle_by_value(helpers)
     try:
-        blob, _ = lookup(cache, wire_values.same)
+        blob, _ = lookup(cache, helpers.same)
     finally:
-        cloudpickle.unregister_pickle_by_value(wire_values)
+        cloudpickle.unregister_pickle_by_value(helpers)
     assert cache.pickles == 2
     assert len(blob) > 500
 
 
-def test_the_longest_unused_function_is_forgotten_first() -> None:
+def test_longest_unused_function_is_forgotten() -> None:
     def make(n: int) -> Callable[[], int]:
         return lambda: n
 
@@ -231,7 +227,7 @@ def test_the_longest_unused_function_is_forgotten_first() -> None:
     assert cache.pickles == 4
 
 
-def test_a_function_that_cannot_be_pickled_is_refused_and_not_counted() -> None:
+def test_unpicklable_function_is_refused() -> None:
     lock = threading.Lock()
     cache = FunctionCache()
     with pytest.raises(InvalidArgumentError, match="captures 'lock'"):

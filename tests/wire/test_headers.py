@@ -53,7 +53,7 @@ few = settings(max_examples=50, deadline=None)
 
 @few
 @given(some_messages)
-def test_every_message_survives_a_round_trip(message: messages.Message) -> None:
+def test_message_round_trip(message: messages.Message) -> None:
     header = headers.encode(message)
     for back in (headers.decode(header, "peer"), headers.decode(memoryview(header), "peer")):
         assert type(back) is type(message)
@@ -63,13 +63,13 @@ def test_every_message_survives_a_round_trip(message: messages.Message) -> None:
 
 @few
 @given(st.binary(max_size=64))
-def test_any_bytes_give_a_message_or_a_wire_error(header: bytes) -> None:
+def test_random_bytes_are_message_or_error(header: bytes) -> None:
     decoded(header)
 
 
 @few
 @given(some_messages, st.integers(0, 80), st.integers(0, 2), st.binary(max_size=3))
-def test_a_damaged_message_gives_a_message_or_a_wire_error(
+def test_damaged_bytes_are_message_or_error(
     message: messages.Message, place: int, cut: int, put: bytes
 ) -> None:
     header = headers.encode(message)
@@ -97,7 +97,7 @@ SIDES = [
 
 @few
 @given(st.integers(-1, 70), st.lists(st.sampled_from(SIDES), max_size=9))
-def test_any_fields_give_a_message_or_a_wire_error(tag: int, fields: list[Any]) -> None:
+def test_random_fields_are_message_or_error(tag: int, fields: list[Any]) -> None:
     decoded(msgspec.msgpack.encode([tag, *fields]))
 
 
@@ -117,10 +117,10 @@ def test_any_fields_give_a_message_or_a_wire_error(tag: int, fields: list[Any]) 
     ],
     ids=lambda value: "",
 )
-def test_the_error_for_an_invalid_message_blames_the_peer(header: bytes, problem: str) -> None:
+def test_invalid_message_error_names_peer(header: bytes, problem: str) -> None:
     with pytest.raises(WireError, match=f"peer the peer: .*{problem}"):
         headers.decode(header, "the peer")
 
 
-def test_the_extra_field_of_a_newer_peer_is_ignored() -> None:
+def test_extra_field_of_newer_peer_is_ignored() -> None:
     assert headers.decode(msgspec.msgpack.encode([3, 7, "new"]), "peer") == messages.CancelCall(7)

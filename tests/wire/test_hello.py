@@ -32,7 +32,7 @@ def decoded(header: bytes) -> None:
         pass
 
 
-def test_a_hello_survives_a_round_trip() -> None:
+def test_hello_round_trip() -> None:
     hello = our_hello("worker", 2**64 - 1, "worker:0")
     assert decode_hello(encode_hello(hello), "peer") == hello
     assert decode_hello(memoryview(encode_hello(hello)), "peer") == hello  # type: ignore[arg-type]
@@ -40,14 +40,14 @@ def test_a_hello_survives_a_round_trip() -> None:
     assert hello.host == host_identity()
 
 
-def test_a_hello_offers_memory_and_names_a_number() -> None:
+def test_hello_offers_memory_and_nonce() -> None:
     hello = msgspec.structs.replace(
         our_hello("server", 5), memory=(2**22, 2**30, 2**63), nonce=2**62
     )
     assert decode_hello(encode_hello(hello), "peer") == hello
 
 
-def test_fields_of_a_newer_minor_version_are_ignored() -> None:
+def test_newer_minor_version_is_accepted() -> None:
     header = (
         MAGIC
         + bytes([PROTOCOL[0], 99])
@@ -63,7 +63,7 @@ def test_fields_of_a_newer_minor_version_are_ignored() -> None:
 @pytest.mark.parametrize(
     "rest", [b"", b"\xff", b"anything of another version", bytes(HELLO_BYTES_MAX)]
 )
-def test_another_major_version_is_named_without_reading_the_rest(rest: bytes) -> None:
+def test_major_version_mismatch_is_named(rest: bytes) -> None:
     with pytest.raises(
         ProtocolMismatchError,
         match=rf"peer speaks zmqdist protocol {PROTOCOL[0] + 1}\.7, this side "
@@ -88,7 +88,7 @@ def test_another_major_version_is_named_without_reading_the_rest(rest: bytes) ->
     ],
     ids=lambda value: "",
 )
-def test_the_error_for_an_invalid_hello_blames_the_peer(header: bytes, problem: str) -> None:
+def test_invalid_hello_error_names_peer(header: bytes, problem: str) -> None:
     with pytest.raises(WireError, match=f"peer the peer: .*{problem}"):
         decode_hello(header, "the peer")
 
@@ -98,19 +98,19 @@ few = settings(max_examples=50, deadline=None)
 
 @few
 @given(st.binary(max_size=40))
-def test_any_bytes_give_a_hello_or_its_errors(data: bytes) -> None:
+def test_random_bytes_are_hello_or_error(data: bytes) -> None:
     decoded(data)
     decoded(MAGIC + VERSION + data)
 
 
 @few
 @given(st.integers(0, 80), st.integers(0, 2), st.binary(max_size=3))
-def test_a_damaged_hello_gives_a_hello_or_its_errors(place: int, cut: int, put: bytes) -> None:
+def test_damaged_hello_is_hello_or_error(place: int, cut: int, put: bytes) -> None:
     header = encode_hello(Hello("worker", 5, "worker:0", "host", (3, 10), ("a",)))
     decoded(header[:place] + put + header[place + cut :])
 
 
-def test_no_other_message_looks_like_a_hello() -> None:
+def test_messages_do_not_look_like_hello() -> None:
     assert is_hello(encode_hello(our_hello("client", 1)))
     with pytest.raises(WireError):
         headers.decode(encode_hello(our_hello("client", 1)), "peer")

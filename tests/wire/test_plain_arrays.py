@@ -39,13 +39,13 @@ SUBCLASSES = {
 
 
 @pytest.mark.parametrize("name", SUBCLASSES)
-def test_an_array_that_is_more_than_a_plain_array_is_refused_by_name(name: str) -> None:
+def test_subclass_of_array_is_refused_by_name(name: str) -> None:
     value, text = SUBCLASSES[name]
     with pytest.raises(InvalidArgumentError, match=f"^variable 'w': a .*{text}"):
         plain_array(value, "variable 'w'")
 
 
-def test_a_list_that_makes_no_array_is_refused_by_name() -> None:
+def test_list_without_array_is_refused_by_name() -> None:
     with pytest.raises(InvalidArgumentError, match=r"^values: not an array: "):
         plain_array([[1], [1, 2]], "values")
 
@@ -57,7 +57,7 @@ class Tensor:
         return np.arange(3)
 
 
-def test_plain_values_and_arrays_of_other_packages_lose_nothing(tmp_path: Path) -> None:
+def test_foreign_values_and_arrays_lose_nothing(tmp_path: Path) -> None:
     mapped = np.memmap(tmp_path / "m", np.float32, "w+", shape=(2,))
     for value in (
         1,
@@ -88,5 +88,5 @@ def test_joined_arrays_keep_byte_order_and_gaps(dtype: np.dtype[Any]) -> None:
     assert repr(joined([np.zeros(2, dtype), np.zeros(1, dtype)]).dtype) == repr(dtype)
 
 
-def test_joined_texts_get_the_longest_dtype() -> None:
+def test_joined_texts_get_longest_dtype() -> None:
     assert joined([np.array(["a"]), np.array(["bcd"])]).tolist() == ["a", "bcd"]

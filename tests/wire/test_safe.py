@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.wire.wire_values import Point, Renamed, same, values
+from tests.wire.helpers import Point, Renamed, same, values
 from zmqdist import nest
 from zmqdist.errors import InvalidArgumentError, WireError
 from zmqdist.limits import (
@@ -53,7 +53,7 @@ def nested(levels: int) -> Any:
 
 @slow_ok
 @given(values)
-def test_every_supported_value_survives_a_round_trip_with_all_types(value: Any) -> None:
+def test_value_round_trip_keeps_types(value: Any) -> None:
     assert same(value, travel(value))
 
 
@@ -70,7 +70,7 @@ def test_every_supported_value_survives_a_round_trip_with_all_types(value: Any) 
     ],
     ids=lambda value: f"{type(value).__name__}",
 )  # fmt: skip
-def test_a_value_at_the_edge_of_its_type_survives_a_round_trip(value: Any) -> None:
+def test_edge_value_round_trip(value: Any) -> None:
     assert same(value, travel(value))
     assert same([value, (value, {"k": value})], travel([value, (value, {"k": value})]))
 
@@ -90,7 +90,7 @@ def test_large_values_travel_in_frames() -> None:
     assert same(value, travel(value))
 
 
-def test_a_large_array_is_not_copied_on_either_side() -> None:
+def test_large_array_is_not_copied() -> None:
     array = np.zeros(2**20)
     _, [frame] = safe.encode([array])
     assert np.shares_memory(np.frombuffer(frame), array)
@@ -100,7 +100,7 @@ def test_a_large_array_is_not_copied_on_either_side() -> None:
     assert np.shares_memory(np.frombuffer(received), back)
 
 
-def test_a_body_is_a_snapshot() -> None:
+def test_body_is_snapshot() -> None:
     array, data, items = np.zeros(3), bytearray(b"abc"), [1]
     body, frames = safe.encode((array, data, items))
     array[:], data[:], items[:] = 1, b"xyz", [2]
@@ -109,7 +109,7 @@ def test_a_body_is_a_snapshot() -> None:
 
 @pytest.mark.parametrize("count", [3, 2**20])
 @pytest.mark.parametrize("wrap", [bytes, bytearray])
-def test_received_arrays_are_private_and_writable(count: int, wrap: Any) -> None:
+def test_received_arrays_are_private(count: int, wrap: Any) -> None:
     sent = np.zeros(count, "u1")
     sent.flags.writeable = False
     body, frames = safe.encode([sent, sent])
@@ -122,14 +122,14 @@ def test_received_arrays_are_private_and_writable(count: int, wrap: Any) -> None
         assert safe.decode(body, frames, "peer")[0].sum() == 0
 
 
-def test_bytes_like_objects_become_bytes_and_a_memmap_an_array(tmp_path: Any) -> None:
+def test_buffers_become_bytes_and_memmap_array(tmp_path: Any) -> None:
     assert travel([bytearray(b"a"), memoryview(b"abcd")[::2]]) == [b"a", b"ac"]
     assert same(
         np.ones(3, "u1"), travel(np.memmap(tmp_path / "map", "u1", "w+", shape=3) + np.uint8(1))
     )
 
 
-def test_a_namedtuple_is_rebuilt_as_one_kind_that_can_be_pickled() -> None:
+def test_namedtuple_is_rebuilt_as_one_kind() -> None:
     one, two = travel([Point(1, 2), Point(3, 4)])
     assert type(one) is type(two) is not Point
     assert (one.x, two._fields) == (1, ("x", "y"))
@@ -139,7 +139,7 @@ def test_a_namedtuple_is_rebuilt_as_one_kind_that_can_be_pickled() -> None:
     nest.assert_same_structure(Point(0, 0), one)
 
 
-def test_long_lists_of_all_kinds_travel_in_the_body() -> None:
+def test_long_lists_travel_in_body() -> None:
     value = [list(range(200_000)), ["text"] * 100_000, [0.5] * 100_000]
     body, frames = safe.encode(value)
     assert len(body) > 2**20
@@ -188,19 +188,19 @@ Odd = type("Odd name", (tuple,), {"_fields": ("a",)})
     ],
     ids=lambda value: None,
 )  # fmt: skip
-def test_a_value_that_cannot_travel_is_named_with_its_place(value: Any, problem: str) -> None:
+def test_unsupported_value_is_named_with_place(value: Any, problem: str) -> None:
     with pytest.raises(InvalidArgumentError, match=problem):
         safe.encode(value)
 
 
-def test_a_value_that_contains_itself_is_refused() -> None:
+def test_value_that_contains_itself_is_refused() -> None:
     cycle: list[Any] = []
     cycle.append({"again": cycle})
     with pytest.raises(InvalidArgumentError, match="contains itself"):
         safe.encode(cycle)
 
 
-def test_a_refusal_keeps_no_object_alive() -> None:
+def test_refusal_keeps_no_object_alive() -> None:
     class Odd:
         pass
 
@@ -216,13 +216,13 @@ def test_a_refusal_keeps_no_object_alive() -> None:
         gc.enable()
 
 
-def test_a_value_that_is_too_long_for_its_message_is_refused() -> None:
+def test_too_long_value_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="as arrays"):
         safe.encode([0.5] * (SAFE_BODY_BYTES_MAX // 9 + 1))
 
 
 @pytest.mark.parametrize("count", [FRAMES_MAX - 2, FRAMES_MAX - 1, FRAMES_MAX + 500])
-def test_a_value_may_have_more_arrays_than_a_message_has_frames(count: int) -> None:
+def test_value_may_have_more_arrays_than_frames(count: int) -> None:
     value = [np.full(INLINE_BYTES_MAX + 1, number % 256, "u1") for number in range(count)]
     body, frames = safe.encode(value)
     assert len(frames) == min(count, FRAMES_MAX - 1)
@@ -233,7 +233,7 @@ def test_a_value_may_have_more_arrays_than_a_message_has_frames(count: int) -> N
     )
 
 
-def test_parts_of_medium_size_do_not_count_against_the_bound_of_the_body() -> None:
+def test_medium_parts_do_not_count_as_body() -> None:
     count = 2 * SAFE_BODY_BYTES_MAX // INLINE_BYTES_MAX
     value = {
         f"{number}": (
@@ -254,7 +254,7 @@ def test_parts_of_medium_size_do_not_count_against_the_bound_of_the_body() -> No
     assert same(value["2"], back["2"])
 
 
-def test_frozen_arrays_of_the_joined_frame_stay_frozen() -> None:
+def test_joined_frozen_arrays_stay_frozen() -> None:
     array = frozen(np.arange(8192))
     back = travel([array] * 40)
     assert not any(one.flags.writeable for one in back)
@@ -264,7 +264,7 @@ def test_frozen_arrays_of_the_joined_frame_stay_frozen() -> None:
 @pytest.mark.parametrize(
     "value", [nested(DEPTH_MAX), {"a": nested(DEPTH_MAX - 1)}, {0: nested(DEPTH_MAX - 1)}]
 )
-def test_the_deepest_value_travels(value: Any) -> None:
+def test_deepest_value_travels(value: Any) -> None:
     assert travel(value) == value
 
 
@@ -292,7 +292,7 @@ buffers = st.lists(st.binary(max_size=16).map(bytearray), max_size=2)
 
 @slow_ok
 @given(st.binary(max_size=64), buffers)
-def test_any_bytes_give_a_value_or_a_wire_error(body: bytes, frames: list[Any]) -> None:
+def test_random_bytes_are_value_or_wire_error(body: bytes, frames: list[Any]) -> None:
     decoded(body, frames)
 
 
@@ -370,15 +370,13 @@ items = st.recursive(
 
 @slow_ok
 @given(items, buffers)
-def test_any_tree_of_tags_and_boundary_values_gives_a_value_or_a_wire_error(
-    item: Any, frames: list[Any]
-) -> None:
+def test_random_trees_are_value_or_wire_error(item: Any, frames: list[Any]) -> None:
     decoded(msgspec.msgpack.encode(item), frames)
 
 
 @slow_ok
 @given(values, st.data())
-def test_a_damaged_value_gives_a_value_or_a_wire_error(value: Any, data: st.DataObject) -> None:
+def test_damaged_value_is_value_or_wire_error(value: Any, data: st.DataObject) -> None:
     body, frames = safe.encode(value)
     damaged = bytearray(body)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -456,9 +454,7 @@ def _packed(item: Any) -> bytes:
     ],
     ids=lambda value: None,
 )
-def test_the_error_for_invalid_bytes_blames_the_peer(
-    body: bytes, frames: int, problem: str
-) -> None:
+def test_invalid_bytes_error_names_peer(body: bytes, frames: int, problem: str) -> None:
     with pytest.raises(
         WireError, match=f"peer the peer: not a value of the safe codec: .*{problem}"
     ):
@@ -468,17 +464,17 @@ def test_the_error_for_invalid_bytes_blames_the_peer(
 @pytest.mark.parametrize(
     "filler", [b"\x80", b"\x90", b"\xc0", b"\xa1x", b"\x91\x01", b"\xce\xff\xff\xff\xff"]
 )
-def test_a_body_makes_at_most_a_hundred_times_its_bytes(filler: bytes) -> None:
+def test_body_makes_bounded_memory(filler: bytes) -> None:
     count = 20_000
     decoded(b"\xdd" + (count + 1).to_bytes(4, "big") + b"\x01" + filler * count, [])
 
 
-def test_a_body_longer_than_any_header_is_not_decoded() -> None:
+def test_oversized_body_is_not_decoded() -> None:
     with pytest.raises(WireError, match="at most"):
         safe.decode(bytes(SAFE_BODY_BYTES_MAX + 65_537), [], "peer")
 
 
-def test_a_frozen_frame_becomes_a_read_only_array_and_any_other_read_only_one_is_copied() -> None:
+def test_frozen_frame_becomes_read_only_array() -> None:
     body, (frame,) = safe.encode(np.arange(100_000))
     frozen = np.frombuffer(bytes(frame), np.uint8)
     got = safe.decode(body, [frozen], "peer")
@@ -497,7 +493,7 @@ def test_a_frozen_frame_becomes_a_read_only_array_and_any_other_read_only_one_is
     ],
     ids=["C", "Fortran", "times"],
 )
-def test_the_shape_and_dtype_of_one_array_are_known_without_its_bytes(
+def test_layout_of_one_array_is_known_early(
     value: np.ndarray[Any, Any],
 ) -> None:
     body, _ = safe.encode(value)
@@ -507,11 +503,11 @@ def test_the_shape_and_dtype_of_one_array_are_known_without_its_bytes(
 @pytest.mark.parametrize(
     "value", [None, 3, [np.zeros(100_000)], {"a": np.zeros(100_000)}, np.zeros(3), "x" * 100_000]
 )
-def test_other_values_are_not_taken_for_one_array(value: Any) -> None:
+def test_layout_is_none_for_other_values(value: Any) -> None:
     assert safe.single_array_layout(safe.encode(value)[0], "peer") is None
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x95\x04\xa2zz\x91\x01\xc2\xc0"])
-def test_invalid_bytes_are_not_taken_for_an_array(body: bytes) -> None:
+def test_invalid_bytes_have_no_layout(body: bytes) -> None:
     with pytest.raises(WireError, match="peer"):
         safe.single_array_layout(body, "peer")

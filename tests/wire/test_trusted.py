@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.wire.wire_values import Point, arrays, containers, leaves, same
+from tests.wire.helpers import Point, arrays, containers, leaves, same
 from zmqdist.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -76,12 +76,12 @@ def in_main(source: str) -> dict[str, Any]:
 
 @slow_ok
 @given(st.recursive(leaves, containers, max_leaves=8))
-def test_every_value_survives_a_round_trip_with_all_types(value: Any) -> None:
+def test_pickled_value_round_trip(value: Any) -> None:
     assert same(value, travel(value))
 
 
 @given(arrays())
-def test_received_arrays_are_writable_and_private_whatever_was_sent(array: np.ndarray) -> None:
+def test_unpickled_arrays_are_private(array: np.ndarray) -> None:
     sent = array.copy()
     back = travel([array])[0]
     assert back.flags.writeable
@@ -92,7 +92,7 @@ def test_received_arrays_are_writable_and_private_whatever_was_sent(array: np.nd
 
 @pytest.mark.parametrize("size", [3, 10_000])
 @pytest.mark.parametrize("layout", ["C", "F", "strided", "read-only"])
-def test_a_small_packed_array_is_a_snapshot(size: int, layout: str) -> None:
+def test_small_packed_array_is_snapshot(size: int, layout: str) -> None:
     array = np.arange(2 * size, dtype="u2").reshape(2, size)
     if layout == "F":
         array = np.asfortranarray(array)
@@ -117,9 +117,7 @@ def test_a_small_packed_array_is_a_snapshot(size: int, layout: str) -> None:
         (FRAMES_MAX + 10, INLINE_BYTES_MAX + 1, FRAMES_MAX - 2),
     ],
 )
-def test_small_values_are_one_blob_and_large_arrays_are_separate_parts(
-    count: int, bytes_each: int, parts: int
-) -> None:
+def test_large_arrays_are_separate_parts(count: int, bytes_each: int, parts: int) -> None:
     packed = pack([np.full(bytes_each, n % 251, "u1") for n in range(count)])
     assert isinstance(packed, bytes) == (count * bytes_each < INLINE_BYTES_MAX)
     if isinstance(packed, list):
@@ -132,13 +130,13 @@ def test_small_values_are_one_blob_and_large_arrays_are_separate_parts(
     )
 
 
-def test_a_long_text_without_arrays_is_a_list_of_one_blob() -> None:
+def test_long_text_is_list_of_one_blob() -> None:
     packed = pack("x" * INLINE_BYTES_MAX)
     assert isinstance(packed, list)
     assert unpack_parts(packed) == "x" * INLINE_BYTES_MAX
 
 
-def test_writable_parts_become_the_arrays_memory_and_read_only_ones_are_copied() -> None:
+def test_writable_parts_become_arrays() -> None:
     packed = pack(np.zeros(2**20))
     assert isinstance(packed, list)
     received = bytearray(packed[1])
@@ -150,14 +148,14 @@ def test_writable_parts_become_the_arrays_memory_and_read_only_ones_are_copied()
 
 
 @pytest.mark.parametrize("layout", ["C", "F"])
-def test_a_large_array_is_not_copied_when_it_is_packed(layout: Any) -> None:
+def test_large_array_is_packed_without_copy(layout: Any) -> None:
     array = np.zeros((2**10, 2**10), order=layout)
     packed = pack([1, array])
     assert isinstance(packed, list)
     assert np.shares_memory(np.frombuffer(packed[1]), array)
 
 
-def test_a_frozen_array_arrives_read_only_and_is_not_copied() -> None:
+def test_frozen_array_arrives_read_only() -> None:
     for count in (10, 2**20):
         frozen = freeze(np.arange(count))
         packed = pack(frozen)
@@ -168,7 +166,7 @@ def test_a_frozen_array_arrives_read_only_and_is_not_copied() -> None:
         assert np.array_equal(back, frozen)
 
 
-def test_read_only_arrays_that_are_given_as_parts_become_the_arrays_memory() -> None:
+def test_read_only_array_parts_become_arrays() -> None:
     frozen = freeze(np.arange(2**20))
     packed = pack(frozen)
     back = unpack_parts([packed[0], frozen.view(np.uint8)])
@@ -185,7 +183,7 @@ class Foreign:
         return Foreign, (pickle.PickleBuffer(self.data),)
 
 
-def test_packed_arrays_may_be_part_of_garbage_cycles() -> None:
+def test_packed_arrays_may_be_in_cycles() -> None:
     """A memoryview that was exported to another object of the same cycle crashes the collector of
     Python 3.11."""
     for _ in range(5):
@@ -197,7 +195,7 @@ def test_packed_arrays_may_be_part_of_garbage_cycles() -> None:
         gc.collect()
 
 
-def test_large_memory_of_other_packages_is_not_copied_either() -> None:
+def test_foreign_large_memory_is_not_copied() -> None:
     data = bytearray(INLINE_BYTES_MAX * 2)
     packed = pack(Foreign(data))
     assert isinstance(packed, list)
@@ -205,7 +203,7 @@ def test_large_memory_of_other_packages_is_not_copied_either() -> None:
     assert not any(unpack_parts([packed[0], bytes(packed[1])]).data)
 
 
-def test_object_arrays_and_one_array_in_two_places_travel() -> None:
+def test_object_arrays_and_shared_arrays_travel() -> None:
     array = np.zeros(100_000)
     objects = np.empty(2, object)
     objects[:] = [array, {"a": array}]
@@ -219,13 +217,13 @@ def test_object_arrays_and_one_array_in_two_places_travel() -> None:
     ("args", "kwargs"),
     [((), {}), ((1, "a"), {}), (((1,), {}), {}), ((np.zeros(3),), {"x": 1}), ((), {"x": [1]})],
 )
-def test_a_call_comes_back_as_arguments_and_keywords(args: Any, kwargs: Any) -> None:
+def test_call_round_trip(args: Any, kwargs: Any) -> None:
     packed = pack_call(args, kwargs)
     assert isinstance(packed, bytes)
     assert same((args, kwargs), unpack(packed))
 
 
-def test_a_class_of_the_main_script_travels_by_value() -> None:
+def test_class_of_script_travels_by_value() -> None:
     names = in_main("class Pair:\n    def __init__(self, a): self.a = a\npair = Pair(3)")
     blob = pack(names["pair"])
     assert isinstance(blob, bytes)
@@ -262,20 +260,20 @@ LOCK = threading.Lock()
     ],
     ids=lambda value: None,
 )
-def test_a_value_that_cannot_be_pickled_is_named_with_its_place(value: Any, problem: str) -> None:
+def test_unpicklable_value_is_named_with_place(value: Any, problem: str) -> None:
     with pytest.raises(InvalidArgumentError, match=problem) as caught:
         pack(value)
     assert caught.value.__cause__ is None, "the text says all"
 
 
-def test_arguments_that_cannot_be_pickled_are_named_as_arguments() -> None:
+def test_unpicklable_arguments_are_named() -> None:
     with pytest.raises(InvalidArgumentError, match=r"^args\[1\], a _thread\.lock"):
         pack_call((1, LOCK), {})
     with pytest.raises(InvalidArgumentError, match=r"^kwargs\['x'\]\[0\], a _thread\.lock"):
         pack_call((1,), {"x": [LOCK]})
 
 
-def test_a_function_that_captures_a_lock_is_named_with_it() -> None:
+def test_captured_lock_is_named() -> None:
     names = in_main("import threading\nguard = threading.Lock()\ndef work():\n    with guard: pass")
     with pytest.raises(
         InvalidArgumentError, match=r"^__main__\.work, which captures 'guard', a _thread\.lock"
@@ -283,7 +281,7 @@ def test_a_function_that_captures_a_lock_is_named_with_it() -> None:
         pack_function(names["work"])
 
 
-def test_a_value_that_contains_itself_and_a_lock_is_refused_without_an_endless_search() -> None:
+def test_cyclic_value_with_lock_is_refused() -> None:
     cycle: list[Any] = []
     cycle += [cycle, LOCK]
     with pytest.raises(InvalidArgumentError, match=r"_thread\.lock"):
@@ -297,13 +295,13 @@ def importable(x: int) -> int:
     return x + 1
 
 
-def test_an_importable_function_travels_by_name() -> None:
+def test_importable_function_travels_by_name() -> None:
     blob = pack_function(importable)
     assert len(blob) < 100
     assert unpack(blob) is importable
 
 
-def test_functions_of_the_main_script_work_in_a_process_that_lacks_them() -> None:
+def test_functions_of_script_work_elsewhere() -> None:
     names = in_main(
         "N = 5\ndef helper(x): return x + N\ndef work(x): return [helper(x), (lambda: x * N)()]"
     )
@@ -313,7 +311,7 @@ def test_functions_of_the_main_script_work_in_a_process_that_lacks_them() -> Non
     )
 
 
-def test_large_arrays_that_a_function_captures_are_separate_parts_without_a_copy() -> None:
+def test_captured_large_arrays_are_separate_parts() -> None:
     plain, read_only, frozen = np.ones(2**14), np.ones(2**14), freeze(np.ones(2**14))
     read_only.flags.writeable = False
     pickled, *parts = pack_function_parts(lambda: (plain, read_only, frozen))
@@ -327,7 +325,7 @@ def test_large_arrays_that_a_function_captures_are_separate_parts_without_a_copy
     assert read_only.sum() == 2**14
 
 
-def test_a_function_that_captures_nothing_large_is_one_blob() -> None:
+def test_small_function_is_one_blob() -> None:
     small = np.ones(3)
     blob = pack_function_parts(lambda: small)
     assert isinstance(blob, bytes)
@@ -338,7 +336,7 @@ def test_a_function_that_captures_nothing_large_is_one_blob() -> None:
         )
 
 
-def test_a_captured_array_is_a_snapshot_and_writable_at_the_receiver() -> None:
+def test_captured_array_is_writable_snapshot() -> None:
     array = np.zeros(3)
     array.flags.writeable = False
     back = unpack(pack_function(lambda: array))()
@@ -346,9 +344,7 @@ def test_a_captured_array_is_a_snapshot_and_writable_at_the_receiver() -> None:
     assert back.flags.writeable
 
 
-def test_a_module_can_be_registered_to_travel_by_value(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_module_can_travel_by_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "helpers_by_value.py").write_text("def double(x): return 2 * x\n")
     monkeypatch.syspath_prepend(tmp_path)
     import helpers_by_value
@@ -361,9 +357,7 @@ def test_a_module_can_be_registered_to_travel_by_value(
     run_python("-c", f"from zmqdist.wire.trusted import unpack; assert unpack({blob!r})(2) == 4")
 
 
-def test_the_error_for_a_missing_module_explains_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_module_error_explains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "only_here.py").write_text("def work(): pass\nclass Thing: pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     import only_here
@@ -379,7 +373,7 @@ def test_the_error_for_a_missing_module_explains_it(
             unpack(blob)
 
 
-def test_the_error_for_a_module_of_another_version_explains_it(
+def test_module_version_error_explains(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     blob = pack_function(importable)
@@ -390,7 +384,7 @@ def test_the_error_for_a_module_of_another_version_explains_it(
         unpack(blob)
 
 
-def test_describe_names_all_kinds_of_callables() -> None:
+def test_describe_names_all_callables() -> None:
     decorated = function(importable, [TensorSpec((), np.int64)])
     here = __name__
     assert (
@@ -453,7 +447,7 @@ def raised(error: BaseException) -> BaseException:
     ],
     ids=lambda error: type(error).__name__,
 )  # fmt: skip
-def test_an_exception_keeps_class_data_and_remote_traceback(error: BaseException) -> None:
+def test_exception_keeps_class_and_traceback(error: BaseException) -> None:
     blob = pack_error(raised(error))
     one, two = unpack_error(blob), unpack_error(blob)
     assert one is not two
@@ -469,7 +463,7 @@ def test_an_exception_keeps_class_data_and_remote_traceback(error: BaseException
     assert one.__traceback__ is None
 
 
-def test_a_stop_iteration_does_not_end_the_receivers_loops() -> None:
+def test_stop_iteration_ends_no_loop() -> None:
     error = unpack_error(pack_error(raised(StopIteration(3))))
     assert type(error) is OutOfRangeError
     assert str(error) == "StopIteration: 3"
@@ -535,7 +529,7 @@ ODD_ERRORS: list[tuple[Any, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("number", range(len(ODD_ERRORS)))
-def test_an_exception_keeps_its_class_whatever_its_size_and_whatever_it_holds(number: int) -> None:
+def test_large_exception_keeps_class(number: int) -> None:
     make, text, attributes = ODD_ERRORS[number]
     error = make()
     blob = pack_error(raised(error))
@@ -548,7 +542,7 @@ def test_an_exception_keeps_its_class_whatever_its_size_and_whatever_it_holds(nu
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no groups of exceptions")
-def test_a_group_keeps_its_members_and_says_how_many_it_left_out() -> None:
+def test_group_names_count_of_missing_members() -> None:
     inner = ExceptionGroup("inner", [Odd(7, "no"), Explosive("x")])  # type: ignore[name-defined]  # noqa: F821
     error = ExceptionGroup("outer", [ValueError("v"), Locked(), inner])  # type: ignore[name-defined]  # noqa: F821
     back = unpack_error(pack_error(raised(error)))
@@ -562,11 +556,11 @@ def test_a_group_keeps_its_members_and_says_how_many_it_left_out() -> None:
     assert (type(members[0]), str(members[-1])) == (ValueError, "2936 more errors were left out")
 
 
-def test_an_exception_whose_own_way_of_rebuilding_fails_is_rebuilt_without_it() -> None:
+def test_exception_is_rebuilt_without_its_own_way() -> None:
     assert type(unpack_error(pack_error(Explosive("x")))) is Explosive
 
 
-def test_an_exception_of_a_class_that_cannot_be_imported_becomes_an_unknown_error(
+def test_unimportable_exception_is_unknown_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     blob = pack_error(raised(Odd(7, "no")))
@@ -576,7 +570,7 @@ def test_an_exception_of_a_class_that_cannot_be_imported_becomes_an_unknown_erro
     assert str(back).endswith("Odd: no (7)")
 
 
-def test_an_exception_class_of_the_main_script_returns_as_the_same_class(tmp_path: Path) -> None:
+def test_exception_class_of_script_returns(tmp_path: Path) -> None:
     script = """
 import subprocess, sys
 from zmqdist.wire.trusted import *
@@ -594,12 +588,12 @@ assert "from afar" in str(back.__cause__) and "in work" in str(back.__cause__)
     run_python(str(path))
 
 
-def test_a_module_made_by_hand_is_not_importable() -> None:
+def test_handmade_module_is_not_importable() -> None:
     assert trusted.is_importable_module(sys)
     assert not trusted.is_importable_module(types.ModuleType("sys"))
 
 
-def test_parts_in_a_reference_cycle_can_be_collected() -> None:
+def test_parts_in_cycle_can_be_collected() -> None:
     """The test runs in a process of its own, because the bug crashed the interpreter."""
     program = """
 import gc, numpy as np
@@ -626,18 +620,18 @@ class Ends(Exception):
         raise SystemExit
 
 
-def test_an_exception_whose_methods_end_threads_is_packed_like_any_other() -> None:
+def test_hostile_exception_is_packed() -> None:
     error = unpack_error(pack_error(raised(Ends())))
     assert type(error) is Ends
     assert "Ends" in str(error.__cause__)
 
 
-def test_the_traceback_of_an_error_with_a_long_text_still_has_the_place() -> None:
+def test_traceback_survives_long_text() -> None:
     back = unpack_error(pack_error(raised(ValueError("x" * BIG))))
     assert "in raised" in str(back.__cause__)
 
 
-def test_an_error_that_contains_itself_arrives() -> None:
+def test_error_that_contains_itself_arrives() -> None:
     error = Locked()
     error.args = (error,)
     error.same, error.again = error, [error]  # type: ignore[attr-defined]
@@ -647,7 +641,7 @@ def test_an_error_that_contains_itself_arrives() -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no groups of exceptions")
-def test_a_group_keeps_its_class_whatever_its_size_and_depth() -> None:
+def test_group_of_any_size_keeps_class() -> None:
     wide = ExceptionGroup("wide", [ValueError("x" * 100_000) for _ in range(60)])  # type: ignore[name-defined]  # noqa: F821
     outer = ExceptionGroup("outer", [wide, Odd(7, "no"), Locked()])  # type: ignore[name-defined]  # noqa: F821
     deep = outer

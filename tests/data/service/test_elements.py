@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import zmqdist as zd
-from tests.wire.wire_values import Point, arrays, dtypes, filled, keys, same, scalars, texts, values
+from tests.wire.helpers import Point, arrays, dtypes, filled, keys, same, scalars, texts, values
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.ops.padding import Ragged
 from zmqdist.data.service.compression import compress_batch, decompress_batch

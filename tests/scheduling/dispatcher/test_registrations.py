@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import zmqdist as zd
-from tests.transport.wired import Dialled
+from tests.transport.helpers import Dialled
 from zmqdist.errors import INVALID_ARGUMENT, InvalidArgumentError, UnknownError
 from zmqdist.limits import (
     NAME_CHARS_MAX,

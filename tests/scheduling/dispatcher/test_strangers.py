@@ -12,7 +12,7 @@ import pytest
 
 import zmqdist as zd
 from tests.scheduling.work import begun, go, until, waits
-from tests.transport.wired import Dialled
+from tests.transport.helpers import Dialled
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.messages import (

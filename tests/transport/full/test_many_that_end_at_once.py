@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.conftest import ROOT
-from tests.transport.wired import Served, until
+from tests.transport.helpers import Served, until
 from zmqdist.transport.security import server_security
 
 PROCESSES, CONNECTIONS, ROUNDS = 4, 150, 5
@@ -58,7 +58,7 @@ def crowd() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
 
 
 @pytest.mark.timeout(300)
-def test_none_of_hundreds_of_connections_that_are_killed_at_once_stays(
+def test_killed_connections_leave_no_peer(
     serve: Callable[..., Served], crowd: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     served = serve(server_security("127.0.0.1", insecure=True))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.transport.wired import until
+from tests.transport.helpers import until
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.data import Dataset, service
 

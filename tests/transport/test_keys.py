@@ -32,7 +32,7 @@ def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 # -- the token -------------------------------------------------------------------------------------
 
 
-def test_the_users_token_is_made_at_first_use_and_stays(own: Path) -> None:
+def test_token_is_made_once(own: Path) -> None:
     old = os.umask(0)
     try:
         secret, path = keys.user_token()
@@ -45,9 +45,7 @@ def test_the_users_token_is_made_at_first_use_and_stays(own: Path) -> None:
     assert len(secret) >= 40
 
 
-def test_the_home_folder_is_used_without_xdg(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_home_folder_replaces_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert keys.user_token()[1] == tmp_path / ".local" / "state" / "zmqdist" / "token"
@@ -55,7 +53,7 @@ def test_the_home_folder_is_used_without_xdg(
     assert keys.default_path() == tmp_path / ".local" / "state" / "zmqdist" / "token"
 
 
-def test_processes_that_use_it_first_at_the_same_time_agree(own: Path) -> None:
+def test_concurrent_first_uses_agree(own: Path) -> None:
     found: list[bytes] = []
     barrier = threading.Barrier(8)
 
@@ -72,7 +70,7 @@ def test_processes_that_use_it_first_at_the_same_time_agree(own: Path) -> None:
     assert len(set(found)) == 1
 
 
-def test_another_file_is_used_when_it_is_named(
+def test_named_token_file_is_used(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = tmp_path / "named"
@@ -138,9 +136,7 @@ def spoil_kind(path: Path) -> None:
         (spoil_kind, "is not a plain file"),
     ],
 )
-def test_a_token_that_others_could_know_or_have_made_is_refused(
-    own: Path, spoil: Callable[[Path], None], problem: str
-) -> None:
+def test_insecure_token_is_refused(own: Path, spoil: Callable[[Path], None], problem: str) -> None:
     secret, _ = keys.user_token()
     spoil(own)
     with pytest.raises(FailedPreconditionError, match=problem) as raised:
@@ -148,16 +144,14 @@ def test_a_token_that_others_could_know_or_have_made_is_refused(
     assert secret.decode() not in str(raised.value)
 
 
-def test_a_missing_token_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_missing_token_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         FailedPreconditionError, match=r"cannot read the token file .*/missing: No such file"
     ):
         keys.user_token(tmp_path / "missing")
 
 
-def test_a_token_folder_that_cannot_be_made_is_an_error_that_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_token_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with pytest.raises(
@@ -175,7 +169,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "keys"
 
 
-def test_keys_are_private_and_belong_together(folder: Path) -> None:
+def test_keys_are_private_pairs(folder: Path) -> None:
     assert mode(folder) == 0o700
     assert {mode(path) for path in folder.iterdir()} == {0o600}
     server = keys.load_role(folder, "server")
@@ -187,7 +181,7 @@ def test_keys_are_private_and_belong_together(folder: Path) -> None:
     assert len({path.read_bytes() for path in folder.iterdir()}) == len(list(folder.iterdir()))
 
 
-def test_keys_are_replaced_only_by_force(folder: Path) -> None:
+def test_keys_are_replaced_by_force_only(folder: Path) -> None:
     before = keys.load_role(folder, "server")
     with pytest.raises(
         AlreadyExistsError, match=r"has keys already \(server\.key\); --force replaces them"
@@ -225,9 +219,7 @@ def open_to_others(path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
-def test_a_key_file_of_root_may_be_readable_by_the_group_that_root_gave_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_file_of_root_may_have_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kubernetes mounts a Secret with fsGroup, and systemd a credential with an access list, as
     such a file: of root, with mode 0440."""
     keys.keygen(tmp_path / "keys")
@@ -276,7 +268,7 @@ def load_all(folder: Path) -> None:
         ("worker.key", Path.unlink, r"there is no key file .*worker\.key"),
     ],
 )
-def test_a_key_file_that_cannot_be_used_is_named(
+def test_unusable_key_file_is_named(
     folder: Path, name: str, spoil: Callable[[Path], object], problem: str
 ) -> None:
     secret = keys.load_role(folder, "server").secret.decode()
@@ -290,7 +282,7 @@ def test_a_key_file_that_cannot_be_used_is_named(
 # -- the command -----------------------------------------------------------------------------------
 
 
-def test_keygen_prints_one_line_without_a_secret_and_ends_with_2_on_failure(tmp_path: Path) -> None:
+def test_keygen_prints_no_secret(tmp_path: Path) -> None:
     folder = tmp_path / "cluster"
     done = run_command(keygen_command, str(folder))
     assert (done.exit_code, done.stderr) == (0, "")

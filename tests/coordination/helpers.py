@@ -39,7 +39,7 @@ sys.stdin.read()
 
 KEEPER = """
 import sys
-from tests.coordination.kept import Keeper
+from tests.coordination.helpers import Keeper
 keeper = Keeper(int(sys.argv[2]), address=sys.argv[1])
 print(keeper.address, flush=True)
 sys.stdin.read()
