@@ -77,7 +77,7 @@ machines: $(VENV)/ready-dev ## write docs/machines.md anew
 	$(BIN)/python docs/generate_machines.py
 
 transcripts: $(VENV)/ready-dev ## write the effects in the folders `transcripts` of tests/ anew; read the difference
-	TRANSCRIPTS=write $(BIN)/python -m pytest tests/scheduling/*/test_machine.py
+	TRANSCRIPTS=write $(BIN)/python -m pytest $(patsubst %/transcripts,%/test_machine.py,$(shell find tests -name transcripts -type d))
 
 clean: ## remove what make, the tests and the example have made
 	rm -rf $(VENV) .venvs .editable build dist *.egg-info digits.png

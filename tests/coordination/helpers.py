@@ -1,5 +1,5 @@
-"""A keeper of barriers and keys on a port of its own, and what the tests of this folder do with
-tasks."""
+"""A keeper of barriers and keys on a port of its own, tasks and programs that use it, and its
+machine without sockets."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from zmqdist.coordination.machine import CoordinationConfig
-from zmqdist.coordination.replies import Task
+from zmqdist.coordination.barriers_machine import RoundOutcome
+from zmqdist.coordination.machine import Coordination, CoordinationConfig
+from zmqdist.coordination.replies import Effect, ReplyValue, Task
 from zmqdist.coordination.service import CoordinationService
+from zmqdist.errors import OK
 from zmqdist.rpc.client import new_incarnation
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.credentials import Credentials
@@ -175,3 +179,120 @@ def assert_waited_for(keeper: str, error: Exception, timeout_s: float) -> None:
     assert message.startswith(head)
     assert message.endswith(tail)
     assert float(message.removeprefix(head).removesuffix(tail)) >= timeout_s
+
+
+# -- the machine without sockets ------------------------------------------------------------------
+
+CONFIG = CoordinationConfig(heartbeat_timeout_s=2.0, reconnect_grace_s=0.5)
+
+
+def worker(index: int) -> Task:
+    return "worker", index
+
+
+def workers(count: int) -> list[Task]:
+    return [worker(index) for index in range(count)]
+
+
+@dataclass(eq=False)
+class Call:
+    """The reply to a call: a code and a text, or a value. This object is also the ticket of the
+    call."""
+
+    done: bool = False
+    code: int = -1
+    message: str = ""
+    value: Any = None
+    counter: int = -1
+
+    def replied(self, effect: Effect) -> None:
+        assert not self.done, "the machine replied twice"
+        self.done = True
+        if isinstance(effect, ReplyValue):
+            self.code, self.value = OK, effect.value
+            if isinstance(effect.value, RoundOutcome):
+                self.code, self.message, self.counter = effect.value
+        else:
+            self.code, self.message = effect.code, effect.message
+
+
+@dataclass
+class Cluster:
+    """The machine and its tasks. `lives` has the incarnation of each task."""
+
+    machine: Coordination
+    now: float = 0.0
+    lives: dict[Task, int] = field(default_factory=dict)
+
+    @classmethod
+    def of_workers(cls, count: int) -> Cluster:
+        """Return a cluster of so many workers, which have registered."""
+        cluster = cls(Coordination(workers(count), CONFIG))
+        for task in workers(count):
+            assert cluster.register(task).code == OK
+        return cluster
+
+    def tell(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            call = effect.ticket
+            assert isinstance(call, Call)
+            call.replied(effect)
+
+    def register(self, task: Task, incarnation: int | None = None) -> Call:
+        call, life = Call(), self.life(task) if incarnation is None else incarnation
+        self.tell(self.machine.registered(call, task, life, self.now))
+        if call.code == OK or not call.done:
+            self.lives[task] = life
+        return call
+
+    def life(self, task: Task) -> int:
+        return self.lives.get(task, 100 + task[1])
+
+    def beat(self, task: Task, incarnation: int | None = None) -> Call:
+        call = Call()
+        life = self.life(task) if incarnation is None else incarnation
+        self.tell(self.machine.beaten(call, task, life, self.now))
+        return call
+
+    def poll(self, task: Task, after: int = 0, until: float = inf) -> Call:
+        call = Call()
+        self.tell(self.machine.polled(call, task, self.life(task), after, until, self.now))
+        return call
+
+    def reset(self, task: Task) -> Call:
+        call = Call()
+        self.tell(self.machine.reset(call, task, self.now))
+        return call
+
+    def barrier(
+        self,
+        task: Task,
+        tasks: Iterable[Task] | None = None,
+        *,
+        name: str = "b",
+        counter: int = 0,
+        timeout_s: float = inf,
+    ) -> Call:
+        call = Call()
+        due = self.now + timeout_s
+        self.tell(
+            self.machine.barrier(call, task, self.life(task), name, counter, tasks, due, self.now)
+        )
+        return call
+
+    def wait_for_all(self, task: Task) -> Call:
+        call = Call()
+        self.tell(self.machine.waited_for_all(call, task, self.life(task), [], inf, self.now))
+        return call
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, with a tick at each deadline of the machine."""
+        end = self.now + seconds
+        while (at := self.machine.deadline) <= end:
+            self.now = max(self.now, at)
+            self.tell(self.machine.ticked(self.now))
+            assert self.machine.deadline > self.now, "the machine has the same deadline again"
+        self.now = end
+
+    def state(self, task: Task) -> str:
+        return {record.task: record.state for record in self.machine.states()}[task]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.coordination.coordinated import OURS, Call, Cluster, workers
+from tests.coordination.helpers import CONFIG, Call, Cluster, workers
 from zmqdist.coordination.barriers_machine import Barriers, _Barrier
 from zmqdist.coordination.machine import Coordination
 from zmqdist.coordination.replies import Effect, ReplyValue, Task
@@ -30,7 +30,7 @@ class Run:
     def __init__(self, seed: int, machine: type[Coordination] = Coordination) -> None:
         self.dice = random.Random(seed)
         self.tasks = workers(3)
-        self.there = Cluster(machine(self.tasks, OURS))
+        self.there = Cluster(machine(self.tasks, CONFIG))
         self.next_life = 1000
         self.counters: dict[tuple[Task, str], int] = {}
         self.waits: dict[tuple[Task, str], Call] = {}

@@ -19,7 +19,7 @@ Theory of operation
     caller that disconnects before the round ends (`dropped`) no longer counts as arrived. If all
     callers of a round have disconnected, the round counts as not begun.
 
-Promises, checked by tests/coordination/test_barriers_machine.py
+Promises, checked by tests/coordination/test_machine.py
     P1  a round passes only when all of its tasks wait in it at the same time
     P2  all callers of a round get the same outcome, but if a task calls a round twice, its first
         call gets CANCELLED

@@ -7,7 +7,7 @@ Rules
     The store owns its values, because the runtime passes copies. `nbytes` is the size of a value,
     which counts towards `bytes_max`.
 
-Promises, checked by tests/coordination/test_keys_machine.py
+Promises, checked by tests/coordination/test_machine.py
     P1  a key has the value that was set last; without `overwrite` the first value stays
     P2  each ticket gets one reply: the value at the time of the request, the next value, or an
         error at its deadline or the keeper's stop
