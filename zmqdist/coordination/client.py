@@ -168,6 +168,7 @@ class KeeperLink:
         """
         if self.identity is not None:
             self.ready(due)
+            # once the request is sent, the keeper alone watches its time-out
             due = inf
         elif self._state == ENDED:
             raise self._ended_error()
@@ -257,6 +258,7 @@ class KeeperLink:
         recently used one, as the keeper does."""
         with self._changed:
             self._counters[name] = max(counter + 1, self._counters.pop(name, 0))
+            # the keeper forgets the same name
             if len(self._counters) > BARRIERS_MAX:
                 self._counters.popitem(last=False)
 

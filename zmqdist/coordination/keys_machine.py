@@ -129,6 +129,7 @@ class Keys:
             return [Fail(ticket, INVALID_ARGUMENT, f"{key!r} is no key")]
         removed = self._below(path)
         if removed:
+            # the keys below a key are neighbours in the order
             start = bisect_left(self._sorted, removed[0])
             del self._sorted[start : start + len(removed)]
         if path in self._values:
@@ -221,6 +222,7 @@ class Keys:
             insort(self._sorted, path)
         self._values[path] = value, nbytes + len(path)
         self.nbytes += nbytes + len(path)
+        # P2: the requests that wait for the key get this value
         waiting = self._waiting.pop(path, {})
         for ticket in waiting:
             del self._by_ticket[ticket]

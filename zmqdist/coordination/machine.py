@@ -239,6 +239,8 @@ class Coordination:
             return [Fail(ticket, record.code, record.message)]
         if incarnation != record.incarnation:
             text = f"{task_name(task)} sent a sign of life as another incarnation than the registered one"
+            # a late request of an earlier incarnation, or of a task that is not up, is no second
+            # process
             is_harmless = incarnation in record.retired or record.state != UP
             return [
                 *([] if is_harmless else self._fail(record, ABORTED, text, now)),
@@ -261,6 +263,7 @@ class Coordination:
         if record.state == UP:
             self._refresh(record, now)
         effects: list[Effect] = []
+        # P2: one poll of a task waits, so its earlier poll gets a reply now
         earlier = self._polls.pop(task, None)
         if earlier is not None:
             effects.append(
@@ -277,6 +280,7 @@ class Coordination:
         """Record that the connection of a task has ended. The same incarnation may reconnect within
         its grace."""
         record = self._records.get(task)
+        # the connection of an earlier incarnation says nothing about this one
         if record is not None and record.state == UP and record.incarnation == incarnation:
             record.away_until = now + self._config.reconnect_grace_s
             self._check_at = min(self._check_at, record.away_until)
@@ -559,6 +563,7 @@ class Coordination:
                 )
             )
         if record.incarnation and record.incarnation != incarnation:
+            # P1: by this list late requests of the earlier incarnation are recognised
             record.retired = [*record.retired, record.incarnation][-RETIRED_KEPT:]
             self._barriers.restarted(record.task)
         record.incarnation, record.code, record.message, record.devices = incarnation, OK, "", []
@@ -642,6 +647,7 @@ class Coordination:
         self._errors_count += 1
         error = TaskError(self._errors_count, record.task, code, message)
         recovers = record.task[0] in self._config.recoverable_jobs
+        # P4: an error of a job that may recover concerns the task alone
         if not recovers:
             self._errors = [*self._errors, error][-limits.TASK_ERRORS_KEPT :]
         for task in [record.task] if recovers else list(self._polls):
@@ -657,6 +663,7 @@ class Coordination:
         if record.state == JOINING:
             effects.append(Fail(record.joining, CANCELLED, f"{task_name(record.task)} {how}"))
             record.joining = None
+        # requests that the task sent before it left may still arrive
         record.state, record.heard_until = LEFT, now + self._config.heartbeat_timeout_s
         record.away_until = inf
         effects += self._to_callers(
@@ -721,6 +728,7 @@ class Coordination:
                     )
                 )
             alive = [task for task in sorted(tasks) if self._records[task].state == UP]
+            # P5: the last task of the set that is alive has asked, or no task waits any more
             if not waiting or len(waiting) == len(alive):
                 del self._alive[tasks]
                 effects += [ReplyValue(ticket, alive) for ticket in waiting.values()]

@@ -243,6 +243,7 @@ class CoordinationService:
         _number(after, "the number of an error")
         self._drop_with_caller(call)
         now = self._now()
+        # a reply without news after a beat makes the task poll again, which is its sign of life
         self._perform(self._tasks.polled(call, task, incarnation, after, now + self._beat_s, now))
         self._bind_connection(call.peer, task, incarnation)
 
@@ -361,6 +362,7 @@ class CoordinationService:
             else:
                 call.fail(from_code(effect.code, effect.message))
         due = min(self._tasks.deadline, self._keys.deadline)
+        # most requests do not move the earliest deadline
         if due != self._due:
             self._due = due
             self._loop.set_timer(self, None if due == inf else due, self._tick)
@@ -383,6 +385,7 @@ class CoordinationService:
     def _stop(self, why: str) -> None:
         if not self._stopped:
             self._perform(self._tasks.stopped(why, self._loop.now()) + self._keys.stopped(why))
+            # a stopped keeper frees its values
             self._stopped, self._keys = True, Keys()
 
     def _bind_connection(self, peer: Peer, task: Task, incarnation: int, pid: int = 0) -> None:
@@ -392,6 +395,7 @@ class CoordinationService:
             return
         previous = self._connections.get(task)
         if previous is not None and previous[1] == incarnation:
+            # a poll does not name the pid
             pid = pid or previous[2]
         if previous is None or previous[0] is not peer or previous[1:] != (incarnation, pid):
             self._connections[task] = peer, incarnation, pid
@@ -403,6 +407,7 @@ class CoordinationService:
                 continue
             del self._connections[task]
             self._perform(self._tasks.away(task, incarnation, self._loop.now()))
+            # only on this host can the keeper see that a process has ended
             if pid and peer.hello is not None and peer.hello.host == host_identity():
                 self._check_process_end(task, incarnation, pid, PROCESS_END_PAUSE_S)
 
@@ -412,6 +417,7 @@ class CoordinationService:
         if task in self._connections or not self._tasks.is_away(task, incarnation):
             return
         now = self._loop.now()
+        # the kernel closes the sockets of a killed process before the process has ended
         if not is_alive(pid):
             self._perform(
                 self._tasks.lost(task, incarnation, f"its process (pid {pid}) has ended", now)

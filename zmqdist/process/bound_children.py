@@ -197,6 +197,7 @@ class BoundChildren:
     def _order_next(self) -> None:
         """Order the next children from the zygote, as long as fewer than SPAWNS_AT_ONCE ordered
         children wait to be forked."""
+        # the kernel bounds the descriptors that are on the way in a socket
         while self._unordered and self._being_forked < SPAWNS_AT_ONCE and not self._lost:
             child = self._unordered.popleft()
             ticket = next(self._tickets)

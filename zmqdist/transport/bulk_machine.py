@@ -197,6 +197,7 @@ class Transfers:
         transfer = self.tracked.get(id)
         if transfer is None:
             return False
+        # lent memory needs no message, because the lease shows whether the peer has claimed it
         unfinished = transfer.state is not TransferState.LENT
         self._enter(transfer, TransferState.OVER)
         return unfinished
@@ -299,10 +300,12 @@ class Transfers:
         """
         transfer = self.tracked.get(id)
         if transfer is None or transfer.state is not TransferState.RECEIVING:
+            # P4: the chunks of an ended transfer that were on the way change nothing
             self.late += 1
             return LATE
         left = transfer.part_bytes_left
         if (transfer.part, transfer.offset) != (part, offset) or not 0 < nbytes <= left:
+            # P4: the bytes after a gap would be stored in the wrong place
             self.problem = (
                 f"a chunk of {nbytes} bytes at {offset} of part {part}, "
                 f"where at most {left} at {transfer.offset} of part {transfer.part} belong"

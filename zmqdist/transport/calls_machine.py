@@ -211,12 +211,15 @@ class ClientCalls:
           wait to be batched.
         """
         waiting, in_flight = self.waiting, self.in_flight
+        # refused here, because the server would refuse the call only after its arguments had
+        # travelled (P6)
         if len(in_flight) + len(waiting) + len(self.held_back) >= self._pending_max:
             call.end(
                 RESOURCE_EXHAUSTED,
                 f"{self._pending_max} calls to {self._address} are unanswered: wait for some first",
             )
             return False
+        # such a call means the incarnation that has ended, and no other
         if not self.incarnation and not call.waits_for_server:
             call.end(
                 UNAVAILABLE,
@@ -231,6 +234,8 @@ class ClientCalls:
         if call.bounded:
             call.nbytes = counted_bytes(call.body, call.frames)
         waiting[call.id] = call
+        # P8: a gathered call leaves with the next reply, so there must be a call in flight; and a
+        # full message gains nothing by waiting
         return self.incarnation != 0 and (
             not in_flight
             or len(waiting) >= BATCH_ITEMS_MAX
@@ -272,6 +277,7 @@ class ClientCalls:
         behind: list[ClientCall] = []
         byte_count = 0
         for call in source.values():
+            # P7: a call with frames has a message of its own
             if call.frames and calls:
                 break
             if call.nbytes:
@@ -304,8 +310,10 @@ class ClientCalls:
         Args:
           first: whether no earlier call is held back.
         """
+        # P9, the bound on the arguments that wait in the server's memory
         if first and self.eager_bytes + call.nbytes <= self._eager_bytes_max:
             return True
+        # the server requests the parts when it has room, so the call need not wait
         if call.frames and nbytes_of(call.frames) > CHUNK_BYTES:
             call.held, call.nbytes = True, 0
             return True
@@ -348,6 +356,7 @@ class ClientCalls:
         self.eager_bytes = 0
         self._requeue({})
         ended_calls = list(self.in_flight.values())
+        # P2: these calls are never sent again, because the server may have executed them
         self.in_flight.clear()
         for call in ended_calls:
             call.end(
@@ -369,6 +378,7 @@ class ClientCalls:
     def replied(self, reply: Reply, frames: Frames) -> ClientCall | None:
         """Record that a reply has arrived. Return the call that has ended now; None if the call had
         ended before."""
+        # P1: a call that has ended, at its deadline for instance, is not in the table any more
         call = self.in_flight.pop(reply.id, None)
         if call is not None:
             self.eager_bytes -= call.nbytes
@@ -491,6 +501,7 @@ class ServerCalls:
     def stale_reply(self, call: Call) -> Reply | None:
         """Return the reply that refuses a call for another incarnation of this server; None for a
         call to this incarnation."""
+        # P5: the earlier incarnation may have executed the call
         if call.incarnation == self._incarnation:
             return None
         return Reply(
@@ -507,6 +518,7 @@ class ServerCalls:
         if refused is not None:
             return refused
         calls = self._by_peer.setdefault(peer, {})
+        # two calls with one number would get each other's replies
         if call.id in calls:
             self.repeated += 1
             return Reply(

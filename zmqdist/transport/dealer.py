@@ -223,6 +223,7 @@ class ConnectionWatch:
         return self._handshake_closed(0)  # the server does not speak ZeroMQ, or has ended
 
     def _handshake_closed(self, value: int) -> Verdict:
+        # ZeroMQ's time limit for the handshake has passed, which is no refusal
         if value == zmq.EAGAIN:
             return "the server did not finish the handshake in time: it may be very busy"
         self._closes += 1
@@ -261,6 +262,7 @@ class ConnectionWatch:
                 f"{', in plaintext' if theirs == NONE else ''}, this side "
                 f"{_MECHANISM_NAMES[ours]}: {_ADVICE[theirs]}"
             )
+        # the server may have been restarting
         if closes < CLOSES_MAX:
             self._closes = closes
             return None
@@ -481,6 +483,8 @@ class Connector:
         try:
             configure(socket)
             self._security.apply(socket, self.address)
+            # the name may have addresses of one kind only, so that the attempts use both kinds in
+            # turn
             if self._is_name and self._failures % 2:
                 socket.setsockopt(zmq.IPV6, 1)
             self._fd = -1
@@ -509,6 +513,7 @@ class Connector:
         self._between_attempts = True
         pause_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, 10))
         self._failures += 1
+        # random, so that the processes of a cluster do not all reconnect at the same moment
         self.due = now + pause_s * chance.uniform(0.5, 1.0)
 
     def _drop(self, linger_s: float = 0.0) -> None:

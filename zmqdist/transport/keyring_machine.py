@@ -246,6 +246,7 @@ class Keyring:
             role = self.static.get(key, "")
             return KeyState(key, role, role, role in LISTENING_ROLES, address=address)
         listens = member.role in LISTENING_ROLES
+        # the time of grace is over: connections of the key stay, new ones are refused
         if member.replaced_at is not None and key not in self._expiring:
             return KeyState(key, REVOKED, member.name, listens, _REPLACED, address)
         return KeyState(key, member.role, member.name, listens, address=address)
@@ -375,6 +376,7 @@ class Keyring:
             )
         if token.key == key and self.state(key).role == role_of(name):
             return None
+        # P1: a token admits one key
         if token.key:
             return Refused(
                 errors.UNAUTHENTICATED,
@@ -389,6 +391,7 @@ class Keyring:
                 f"ticket, perhaps with a longer --valid-s",
                 final=True,
             )
+        # one key would have two names
         if self.state(key).role:
             return Refused(
                 errors.ALREADY_EXISTS,
@@ -419,6 +422,7 @@ class Keyring:
                 self._expiring[older_key] = now + self._renewal_s
         self.members[key] = member
         forgotten = self._forget()
+        # P4: the change is saved before any process learns of it
         return [
             SaveKeyring(),
             *replies,
@@ -436,12 +440,14 @@ class Keyring:
             if member.replaced_at is not None and key not in self._expiring and key not in shown
         ]
         forgotten = replaced[: max(0, len(replaced) - self._replaced_max)]
+        # P8: a forgotten key is as unknown as one that never joined
         for key in forgotten:
             del self.members[key]
         return [send for key in forgotten for send in self._changed(key)]
 
     def _ask(self, peer: Peer, question: AskKey, key: bytes) -> list[KeyringEffect]:
         questioner = self._questioners.setdefault(peer, _Questioner(key))
+        # P6: a peer must not fill the dispatcher's memory
         if len(questioner.keys) + len(questioner.addresses) >= KEY_QUESTIONS_MAX:
             return [
                 Send(
@@ -513,6 +519,7 @@ class Keyring:
             name = self.static.get(key, "") if member is None else member.name
             problem = f"the key of this process ({name}) was revoked at the dispatcher: it needs a new ticket or key"
             self._expiring.pop(key, None)
+            # P2: a revoked key is remembered, so that it never has a role again
             self.revoked[key] = RevokedKey(name, event.clock_s, problem)
             effects += [CutKey(key, problem), *self._changed(key)]
             effects += self._moved("" if member is None else member.address)
@@ -533,6 +540,7 @@ class Keyring:
         """
         for key, member in self.members.items():
             if member.address == address and member.replaced_at is None:
+                # an open port cannot change its key without ending its connections
                 return self.state(member.shown or key, address)
         return KeyState(b"", "", address=address)
 

@@ -149,8 +149,10 @@ class Pace:
 
     def fits(self, nbytes: int) -> bool:
         """Return whether a chunk of `nbytes`, at most `chunk_bytes`, may be sent now."""
+        # P7: a chunk without a queue before it measures the trip anew
         if self._stale:
             return self._alone()
+        # P2: two chunks may always be on the way, because the receiver may acknowledge two together
         return len(self._sent) < 2 or self.unacknowledged + nbytes <= self.window_bytes
 
     def _alone(self) -> bool:
@@ -205,9 +207,11 @@ class Pace:
             # The window is used up although there is no queue, so the window itself limits the
             # measured rate: widen it by a chunk.
             aim = max(aim, self.window_bytes + self.chunk_bytes)
+        # the queue is short, so that the window may only widen
         if sojourn_s <= min(self.trip_s + LONG_QUEUE_S, SOJOURN_S_MAX):
             if aim > self.window_bytes:
                 self._resize(min(aim, self.window_bytes + GROWTH * nbytes))
+        # chunks that left before the window fell say nothing about the new window
         elif chunk.at >= self._fell_at:
             self._resize(min(aim, self.window_bytes))
             self._fell_at = now

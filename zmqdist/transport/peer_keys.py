@@ -234,6 +234,7 @@ class _Link:
             return None
         if not state.role and not (address and not state.key):
             question = address or key
+            # "unknown" is used once, because the dispatcher may admit the key later
             if question not in self._fresh:
                 return None
             self._fresh.discard(question)
@@ -283,6 +284,7 @@ class _Link:
         self._dealer.send(AskKey(own, renews=self._owns))
         if self._new is not None:
             self._dealer.send(NewKey(keys.decode_public(self._new.public)))
+        # the dispatcher forgets the questions of a connection that ends
         for question in {*self.keys, *self.addresses, *self._waiting}:
             if question != own:
                 self._dealer.send(
@@ -312,6 +314,7 @@ class _Link:
             self._fresh.add(question)
         for _, answer in self._waiting.pop(question, ()):
             answer()
+        # the port of a replaced key still shows it, and is trusted
         revoked = state.role == REVOKED and not state.listens
         if revoked and (before is None or before.role != REVOKED or before.listens):
             self._revoked(state)

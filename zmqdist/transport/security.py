@@ -197,6 +197,7 @@ def decide(request: ZapRequest, policy: Policy) -> ZapReply:
             return _decide_plain(request, policy)
         if request.mechanism == b"CURVE" and len(request.credentials) == 1:
             return _decide_curve(request, policy)
+    # never 300: no side would close the connection, and the client would wait for ever
     return ZapReply(request.request_id, 400, "this server does not admit connections in this way")
 
 
@@ -264,6 +265,7 @@ class ZapHandler:
         ask = self._policy.ask
         if ask is None or request.mechanism != b"CURVE" or len(request.credentials) != 1:
             self._reply(frames[0], request)
+        # beyond the bound there is no reply, and ZeroMQ ends the handshake at its time limit
         elif self._pending < PEERS_MAX:
             self._pending += 1
             ask(request.credentials[0], partial(self._soon, frames[0], request))
@@ -432,6 +434,7 @@ class ClientSecurity:
         Call `may_connect` right before each connect, and connect only if it returns True.
         """
         host, _ = split(address)
+        # ZeroMQ itself could not check first which user listens there
         socket.setsockopt(zmq.RECONNECT_IVL, NEVER_MS)
         if is_ipv6(host):
             socket.setsockopt(zmq.IPV6, 1)
@@ -473,6 +476,7 @@ class ClientSecurity:
             raise _needs_keys(host)
         uids = listening_users(host, port)
         strangers = uids - {os.geteuid()}
+        # a stranger that has taken over a freed port would learn the token
         if strangers:
             raise UnauthenticatedError(
                 f"user {min(strangers)} listens on {address}, not this user ({os.geteuid()}): the "
@@ -595,6 +599,7 @@ def _expected_key(address: str, folder: str | Path, peer: bytes) -> bytes:
     """Return the public key (Z85) that the other side must show."""
     if not peer:
         return keys.load_server_public(folder)
+    # a process with a client's key must not pose as a worker
     if keys.load_authorized(folder).get(peer) not in LISTENING_ROLES:
         raise UnauthenticatedError(
             f"no connection to {address}: its public key {keys.encode_public(peer)} is not that "

@@ -214,7 +214,6 @@ def _map(address: int, fd: int, nbytes: int, offset: int, *, writable: bool, fla
 
 @contextlib.contextmanager
 def _closed_on_error(fd: int) -> Iterator[None]:
-    """Close a descriptor if the block raises."""
     try:
         yield
     except BaseException:

@@ -160,9 +160,11 @@ class BulkChannel:
         """Send a message with its parts, in the cheapest way. Return False if nothing was sent,
         because the connection is lost."""
         nbytes = nbytes_of(sources)
+        # as frames of the message they cost least, and delay no heartbeat
         if nbytes <= self.transfers.pace.chunk_bytes:
             return self._send_message(message, sources)
         if nbytes <= CHUNK_BYTES:
+            # copied, so that callers need not know which way the parts travel
             sources = [bytes(source) for source in sources]  # type: ignore[arg-type]
         handles: list[Handle] = []
         buffers: list[Any] = []
@@ -230,6 +232,7 @@ class BulkChannel:
           OpError, MemoryError: `allocate` has raised this error.
         """
         sizes = self._sizes(id, parts)
+        # a peer could announce more memory than it ever fills
         if self.transfers.announced + sum(sizes) > RECEIVING_BYTES_MAX:
             raise ResourceExhaustedError(
                 f"{self._peer} has announced more than {RECEIVING_BYTES_MAX} bytes that have not "
