@@ -36,20 +36,18 @@ ALL: list[Callable[..., Any]] = [
 
 
 @pytest.mark.parametrize("simulate", ALL)
-def test_with_any_faults_every_promise_holds_and_the_tasks_continue_together(
-    simulate: Callable[..., Any], seed: int
-) -> None:
+def test_random_tasks_keep_promises_and_continue(simulate: Callable[..., Any], seed: int) -> None:
     simulate(seed)
 
 
 @pytest.mark.parametrize("simulate", ALL)
-def test_the_same_seed_is_the_same_run(simulate: Callable[..., Any]) -> None:
+def test_seed_determines_run(simulate: Callable[..., Any]) -> None:
     first, second = simulate(7), simulate(7)
     assert first.trace == second.trace
     assert len(first.trace) > 5
 
 
-def test_without_faults_nothing_ever_fails() -> None:
+def test_nothing_fails_without_faults() -> None:
     for seed in range(5):
         group, mail, keeper = (
             simulate_group(seed, faults=0),
@@ -63,7 +61,7 @@ def test_without_faults_nothing_ever_fails() -> None:
         assert keeper.rounds > 50
 
 
-def test_the_simulations_reach_the_events_that_they_are_made_for() -> None:
+def test_simulations_reach_their_events() -> None:
     """Over some seeds members agree, disagree and exchange, rounds pass despite faults, and
     messages are lost: a mild run finds no bugs."""
     codes: set[int | None] = set()
@@ -80,7 +78,7 @@ def test_the_simulations_reach_the_events_that_they_are_made_for() -> None:
     assert lost > 100
 
 
-def test_a_broken_promise_names_its_seed_and_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_promise_names_seed_and_history(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zmqdist.tasks.mailbox_machine.Mailbox.returned", lambda self, wait: [])
     with pytest.raises(AssertionError, match=r"(?s)mailbox P1.*pytest tests/sim --seed 5.*got"):
         simulate_mail(5)

@@ -97,28 +97,22 @@ def test_unwaited_call_leaves_while_reader_waits(serve: Serve, open_channel: Ope
 
 
 @pytest.mark.usefixtures("no_naps")
-def test_full_message_leaves_by_count(serve: Serve, open_channel: Open) -> None:
+@pytest.mark.parametrize(
+    ("body_bytes", "full_count"),
+    [(1, BATCH_ITEMS_MAX), (BATCH_BYTES_MAX // 4, 4)],
+    ids=["by count", "by bytes"],
+)
+def test_full_message_leaves(
+    serve: Serve, open_channel: Open, body_bytes: int, full_count: int
+) -> None:
     held = Held(serve())
     arrived = messages_to(held.served)
     channel = open_channel(held.served.address)
     one_in_flight(channel, held)
-    for _ in range(BATCH_ITEMS_MAX + 1):
-        start(channel)
+    for _ in range(full_count + 1):
+        start(channel, bytes(body_bytes))
     until(lambda: len(arrived) == 2)
-    assert [len(bodies) for bodies in arrived] == [1, BATCH_ITEMS_MAX]
-    assert channel.snapshot().calls_waiting == 1
-
-
-@pytest.mark.usefixtures("no_naps")
-def test_full_message_leaves_by_bytes(serve: Serve, open_channel: Open) -> None:
-    held = Held(serve())
-    arrived = messages_to(held.served)
-    channel = open_channel(held.served.address)
-    one_in_flight(channel, held)
-    for _ in range(5):
-        start(channel, bytes(BATCH_BYTES_MAX // 4))
-    until(lambda: len(arrived) == 2)
-    assert [len(bodies) for bodies in arrived] == [1, 4]
+    assert [len(bodies) for bodies in arrived] == [1, full_count]
     assert channel.snapshot().calls_waiting == 1
 
 
