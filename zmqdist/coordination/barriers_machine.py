@@ -87,9 +87,9 @@ class _Barrier:
     """A barrier: its name, its last round and its current round.
 
     Attributes:
-      counter: the number of the last round that has ended; None before the end of the first round.
       title: the description of the barrier in error texts.
-      tasks, code, message: the tasks of the last round that has ended, and its outcome.
+      tasks, last: the tasks of the last round that has ended, and its outcome; None before the end
+        of the first round.
       round: the round in which callers wait; None while no caller waits.
       late: for each task that had not called a round when the round failed: the outcome of the
         round, until the task has got it.
@@ -97,10 +97,8 @@ class _Barrier:
 
     name: str
     title: str
-    counter: int | None = None
     tasks: frozenset[Task] = frozenset()
-    code: int = OK
-    message: str = ""
+    last: RoundOutcome | None = None
     round: _Round | None = None
     late: dict[Task, RoundOutcome] = field(default_factory=dict)
     restarted: set[Task] = field(default_factory=set)
@@ -146,7 +144,7 @@ class Barriers:
             return 0
         if barrier.round is not None and barrier.round.counter is not None:
             return barrier.round.counter
-        return 0 if barrier.counter is None else barrier.counter + 1
+        return 0 if barrier.last is None else barrier.last.counter + 1
 
     def missed_failure(self, name: str, task: Task) -> bool:
         """Return whether a round of this task has failed before the task called it, and the task
@@ -211,24 +209,28 @@ class Barriers:
                 # the task gets the outcome of its round, which has failed without this task (P2)
                 return [ReplyValue(ticket, late)]
         if current is None:
-            last = barrier.counter
-            if last is not None and counter is not None and counter != last + 1:
-                if not self._is_behind(barrier, counter, task):
+            last = barrier.last
+            if last is not None and counter is not None and counter != last.counter + 1:
+                # A caller is behind if it names a round before the last round, or names the last
+                # round but was restarted after that round.
+                if counter > last.counter or (
+                    counter == last.counter and task not in barrier.restarted
+                ):
                     # Forget the outcome that is kept for the task, because the reply below also
                     # shows that the last round has ended.
                     barrier.late.pop(task, None)
-                    return [ReplyValue(ticket, self._past(barrier, counter, task))]
+                    return [ReplyValue(ticket, self._past(barrier, last, counter, task))]
                 # The task is behind, so the next round fails for all tasks (P5). After that all
                 # tasks are at the same round again.
                 problem = problem or (
                     self._code_out_of_step,
-                    self._out_of_step(barrier, counter, task),
+                    self._out_of_step(barrier, last, counter, task),
                 )
             # the next line inserts the name again, as the most recently used name (P6)
             del self._barriers[name]
             self._barriers[name] = barrier
             barrier.title = title or barrier.title
-            counter = counter if last is None else last + 1
+            counter = counter if last is None else last.counter + 1
             current = barrier.round = _Round(counter, tasks, task, inf)
         elif current.counter is None:
             current.counter = counter
@@ -248,7 +250,7 @@ class Barriers:
         if barrier is None or current is None or current.counter != counter:
             state = (
                 "has passed or failed"
-                if barrier is not None and barrier.counter == counter
+                if barrier is not None and barrier.last and barrier.last.counter == counter
                 else "is not the current one"
             )
             return [
@@ -298,7 +300,7 @@ class Barriers:
         if not barrier.round.arrived:
             # no caller waits in the round any more, so it counts as not begun
             barrier.round = None
-            if barrier.counter is None and not barrier.late:
+            if barrier.last is None and not barrier.late:
                 del self._barriers[barrier.name]
 
     def ticked(self, now: float) -> list[Effect]:
@@ -401,30 +403,22 @@ class Barriers:
             # The current round has a later number, so `counter` is past, even if this object has
             # seen no round of the barrier end.
             return True
-        return barrier.counter is not None and counter <= barrier.counter
+        return barrier.last is not None and counter <= barrier.last.counter
 
-    def _is_behind(self, barrier: _Barrier, counter: int, task: Task) -> bool:
-        """Return whether the caller has missed rounds: it names a round before the last round, or
-        it names the last round but was restarted after that round.
-        """
-        assert barrier.counter is not None
-        return counter <= barrier.counter and (
-            counter < barrier.counter or task in barrier.restarted
-        )
-
-    def _out_of_step(self, barrier: _Barrier, counter: int, task: Task) -> str:
+    def _out_of_step(self, barrier: _Barrier, last: RoundOutcome, counter: int, task: Task) -> str:
         return (
             f"{task_name(task)} came to round {counter} of {barrier.title}, but its last round was "
-            f"{barrier.counter}: was the task restarted?"
+            f"{last.counter}: was the task restarted?"
         )
 
-    def _past(self, barrier: _Barrier, counter: int, task: Task) -> RoundOutcome:
+    def _past(
+        self, barrier: _Barrier, last: RoundOutcome, counter: int, task: Task
+    ) -> RoundOutcome:
         """Return the outcome of the last round if the call names that round. If it names a later
         round than the next, return an error."""
-        assert barrier.counter is not None
-        if counter != barrier.counter:
-            text = self._out_of_step(barrier, counter, task)
-            return RoundOutcome(self._code_out_of_step, text, barrier.counter)
+        if counter != last.counter:
+            text = self._out_of_step(barrier, last, counter, task)
+            return RoundOutcome(self._code_out_of_step, text, last.counter)
         if task not in barrier.tasks:
             return RoundOutcome(
                 INVALID_ARGUMENT,
@@ -432,7 +426,7 @@ class Barriers:
                 f"{task_names(sorted(barrier.tasks))}",
                 counter,
             )
-        return RoundOutcome(barrier.code, barrier.message, counter)
+        return last
 
     def _end(self, barrier: _Barrier, code: int, message: str) -> list[Effect]:
         """End the current round, reply to its callers, and keep the outcome for the tasks of the
@@ -440,10 +434,9 @@ class Barriers:
         current = barrier.round
         assert current is not None
         barrier.round = None
-        barrier.counter = current.counter or 0
-        barrier.tasks, barrier.code, barrier.message = current.tasks, code, message
+        outcome = barrier.last = RoundOutcome(code, message, current.counter or 0)
+        barrier.tasks = current.tasks
         barrier.restarted.clear()
-        outcome = RoundOutcome(code, message, barrier.counter)
         for task in current.tasks:
             if code == OK or task in current.arrived:
                 barrier.late.pop(task, None)
