@@ -26,12 +26,13 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import partial
 from math import inf
-from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from zmqdist import clock as time
 from zmqdist.background import in_background
+from zmqdist.callbacks import Callbacks
 from zmqdist.cluster.devices import Device
 from zmqdist.coordination.machine import UP
 from zmqdist.coordination.replies import Task, task_name
@@ -133,8 +134,8 @@ class KeeperLink:
         among them."""
         self._counters: OrderedDict[str, int] = OrderedDict()
         self._thread: threading.Thread | None = None
-        self._error_queue: SimpleQueue[tuple[str, OpError] | None] = SimpleQueue()
-        self._callback_thread: threading.Thread | None = None
+        # a slow callback must not delay the signs of life
+        self._callback_thread = Callbacks(f"zmqdist-on-error-{self.name}")
         if identity is not None:
             self._start_thread()
 
@@ -307,7 +308,7 @@ class KeeperLink:
                 ).is_ok()
         finally:
             self._join()
-            self._error_queue.put(None)
+            self._callback_thread.close()
             self._registration_client.close()
             self._request_client.close()
 
@@ -455,24 +456,14 @@ class KeeperLink:
     def _record_error(self, task: str, error: OpError) -> None:
         self.errors.append((task, error))
         del self.errors[:-TASK_ERRORS_KEPT]
-        if self.callbacks:
-            self._error_queue.put((task, error))
-            if self._callback_thread is None:
-                self._callback_thread = threading.Thread(
-                    target=self._run_callbacks, name=f"zmqdist-on-error-{self.name}", daemon=True
-                )
-                self._callback_thread.start()
+        for fn in list(self.callbacks):
+            self._callback_thread.put(partial(self._call_back, fn, task), error)
 
-    def _run_callbacks(self) -> None:
-        """Call the callbacks with each error, in a thread that ends with the link. No other thread
-        waits for the end of this thread."""
-        while (report := self._error_queue.get()) is not None:
-            task, error = report
-            for fn in list(self.callbacks):
-                try:
-                    fn(task, error)
-                except BaseException:
-                    log.exception("on_error of %s failed", self.name)
+    def _call_back(self, fn: OnError, task: str, error: OpError) -> None:
+        try:
+            fn(task, error)
+        except BaseException:
+            log.exception("on_error of %s failed", self.name)
 
     def _log_waits(self) -> None:
         now = time.monotonic()
