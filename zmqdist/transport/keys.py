@@ -306,8 +306,7 @@ def load_joined(folder: str | Path) -> JoinedFolder | None:
 
 def _write(path: Path, text: str) -> None:
     part = path.with_name(f".{path.name}.new")
-    if part.exists():
-        part.unlink()
+    part.unlink(missing_ok=True)
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with open(fd, "w") as file:
         file.write(text)
