@@ -270,13 +270,9 @@ class Zygote:
         self._silent_at = time.monotonic() + watch_s
 
     def _receive(self) -> tuple[bytes, list[int]]:
-        try:
-            data, descriptors, _, _ = socket.recv_fds(
-                self._control, MESSAGE_BYTES_MAX, DESCRIPTORS_MAX
-            )
-        except OSError:
-            return b"", []
-        return data, descriptors
+        with contextlib.suppress(OSError):
+            return socket.recv_fds(self._control, MESSAGE_BYTES_MAX, DESCRIPTORS_MAX)[:2]
+        return b"", []
 
     def _handle(self, data: bytes, descriptors: list[int]) -> Callable[[], int] | None:
         """Carry out a message of the control socket. In a forked child, return the function that

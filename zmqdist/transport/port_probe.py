@@ -322,12 +322,11 @@ def resolve_host(host: str, timeout_s: float) -> str:
 
 def is_local_address(ip_address: str) -> bool:
     """Return whether an IP address belongs to this host."""
-    try:
-        with socket.socket(socket.AF_INET6 if is_ipv6(ip_address) else socket.AF_INET) as probe:
-            probe.bind((ip_address, 0))
-    except OSError:
-        return False
-    return True
+    family = socket.AF_INET6 if is_ipv6(ip_address) else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family) as probe:
+        probe.bind((ip_address, 0))
+        return True
+    return False
 
 
 def probe(address: str, timeout_s: float) -> ProbeResult:

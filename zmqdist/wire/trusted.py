@@ -855,11 +855,9 @@ def unpack_error(blob: bytes | bytearray | memoryview) -> BaseException:
     pickled, type_name, text, remote, unpickling = pickle.loads(blob)
     error: BaseException | None = None
     if pickled:
-        try:
+        # without its class, which this process may lack, only its name and the text are used
+        with contextlib.suppress(Exception):
             error = _loads(pickled, ())
-        except Exception:
-            # the class is not importable in this process, so only its name and the text are used
-            error = None
     if not isinstance(error, BaseException):
         error = UnknownError(f"{type_name}: {text}")
     cause = error.__cause__ = RemoteTraceback(remote)
