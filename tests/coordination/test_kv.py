@@ -29,9 +29,7 @@ def pair(keep: Keep, join: Join) -> tuple[CoordinationClient, CoordinationClient
     return join(keeper, "worker:0"), join(keeper, "worker:1")
 
 
-def test_value_travels_with_its_type(
-    pair: tuple[CoordinationClient, CoordinationClient],
-) -> None:
+def test_value_travels_with_its_type(pair: tuple[CoordinationClient, CoordinationClient]) -> None:
     values: list[Any] = [
         "text",
         b"bytes",
@@ -129,10 +127,7 @@ def test_client_without_task_has_keys_only(keep: Keep, join: Join) -> None:
 
 
 def test_endless_wait_without_task_is_logged(
-    keep: Keep,
-    join: Join,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    keep: Keep, join: Join, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(coordination_client, "WAIT_LOG_S", 0.02)
     visitor = join(keep(1))

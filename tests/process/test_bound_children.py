@@ -106,9 +106,7 @@ def test_child_leads_session_without_ctrl_c(nursery: Nursery) -> None:
     assert spawned.ours.recv(1) == b"i"
 
 
-def test_early_kill_is_reported(
-    nursery: Nursery,
-) -> None:
+def test_early_kill_is_reported(nursery: Nursery) -> None:
     ours, theirs = socket.socketpair()
     codes: list[int] = []
 
@@ -121,9 +119,7 @@ def test_early_kill_is_reported(
     ours.close()
 
 
-def test_killed_children_all_end_beside_full_socket(
-    nursery: Nursery,
-) -> None:
+def test_killed_children_all_end_beside_full_socket(nursery: Nursery) -> None:
     """While the zygote does not run, the socket's buffer holds fewer orders than there are; none
     may be dropped."""
     several = [nursery.spawn() for _ in range(40)]

@@ -66,9 +66,7 @@ def parent_of(pid: int) -> int:
 
 
 @pytest.mark.killed("local cluster")
-def test_killed_zygote_is_replaced_by_command(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_killed_zygote_is_replaced_by_command(caplog: pytest.LogCaptureFixture) -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         zygote = parent_of(cluster.pids["worker:0"])
         with caplog.at_level(logging.WARNING, "zmqdist.launch"):

@@ -11,14 +11,7 @@ import pytest
 
 from zmqdist.errors import InternalError
 from zmqdist.limits import CHUNK_BYTES
-from zmqdist.transport.bulk_machine import (
-    DONE,
-    LATE,
-    MORE,
-    WRONG,
-    Transfers,
-    TransferState,
-)
+from zmqdist.transport.bulk_machine import DONE, LATE, MORE, WRONG, Transfers, TransferState
 from zmqdist.transport.pace import Pace
 
 WINDOW, CHUNK = 8, 3
@@ -108,9 +101,7 @@ def test_ended_transfer_sends_no_chunk_but_counts_bytes() -> None:
 
 
 @pytest.mark.parametrize("nbytes", [4, 10**12, -1])
-def test_acknowledgment_of_unsent_bytes_is_fault(
-    nbytes: int,
-) -> None:
+def test_acknowledgment_of_unsent_bytes_is_fault(nbytes: int) -> None:
     out = sender((1, [3]))
     pieces(out)
     assert not out.pace.acknowledged(nbytes, 0.0)
@@ -182,11 +173,7 @@ def test_chunks_are_acknowledged_at_once_or_in_pairs() -> None:
         into.credit_after(CHUNK_BYTES),
         into.credit_after(CHUNK_BYTES),
         into.credit_after(3),
-    ] == [
-        0,
-        2 * CHUNK_BYTES,
-        3,
-    ]
+    ] == [0, 2 * CHUNK_BYTES, 3]
     assert [into.credit_after(CHUNK_BYTES), into.credit_after(3), into.credit_after(0)] == [
         0,
         CHUNK_BYTES + 3,

@@ -55,9 +55,7 @@ def test_calls_beyond_window_wait_in_order() -> None:
 
 
 @pytest.mark.parametrize("frames", [(), (24,)], ids=["a body", "frames"])
-def test_small_calls_overtake_held_back_calls(
-    frames: tuple[int, ...],
-) -> None:
+def test_small_calls_overtake_held_back_calls(frames: tuple[int, ...]) -> None:
     table = bounded()
     sent, held, small = (
         sized(table, 90 * KIB),

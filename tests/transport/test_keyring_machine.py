@@ -50,9 +50,7 @@ def join(
     return hear(ring, "joiner", key, Join("7", secret, name), now)
 
 
-def test_token_admits_key_after_save(
-    ring: Keyring,
-) -> None:
+def test_token_admits_key_after_save(ring: Keyring) -> None:
     assert join(ring) == [SaveKeyring(), Send("joiner", Joined("worker", "worker:3"))]
     assert ring.state(ONE) == KeyState(ONE, "worker", "worker:3", True)
     assert ring.name_of(ONE) == "worker:3"
@@ -148,9 +146,7 @@ def test_asker_hears_changes_of_key(ring: Keyring) -> None:
     ]
 
 
-def test_revoked_key_stays_revoked(
-    ring: Keyring,
-) -> None:
+def test_revoked_key_stays_revoked(ring: Keyring) -> None:
     join(ring)
     ring.handle(KeysRevoked((ONE, STATIC), "worker:3", 0.0), 2.0)
     following = Keyring({STATIC: "submit"})

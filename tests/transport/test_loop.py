@@ -320,9 +320,7 @@ def test_stop_returns_beside_busy_callback(caplog: pytest.LogCaptureFixture) -> 
     assert loop.context.closed
 
 
-def test_delayed_loop_reads_before_timers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_delayed_loop_reads_before_timers(monkeypatch: pytest.MonkeyPatch) -> None:
     """An epoll that returns far too late, and input that is there only then, imitate a process that
     was stopped."""
     clock = HandSet(time.monotonic)

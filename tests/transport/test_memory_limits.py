@@ -109,9 +109,7 @@ def test_kernel_kills_are_counted(tmp_path: Path, text: str, count: int) -> None
     assert oom_kills(tmp_path) == count
 
 
-def test_memory_error_names_sizes_and_remedies(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_error_names_sizes_and_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_limits, "available_bytes", lambda: 100 * MIB)
     check_room(100 * MIB, "a copy")
     with pytest.raises(errors.ResourceExhaustedError) as caught:

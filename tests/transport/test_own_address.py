@@ -56,9 +56,7 @@ def test_interface_stands_for_its_address() -> None:
     ],
     ids=["dispatcher", "task", "launcher"],
 )
-def test_unknown_interface_is_named_with_known_ones(
-    start: Callable[[], object],
-) -> None:
+def test_unknown_interface_is_named_with_known_ones(start: Callable[[], object]) -> None:
     with pytest.raises(
         UnknownError, match=r"this host has no interface nosuch0, and .* its interfaces are .*lo"
     ):
@@ -101,9 +99,7 @@ def test_ports_of_range_are_reserved_once(ports: range) -> None:
             each.close()
 
 
-def test_server_avoids_reserved_ports(
-    ports: range,
-) -> None:
+def test_server_avoids_reserved_ports(ports: range) -> None:
     reserved = [Reserved() for _ in ports[1:]]
     (free,) = set(ports) - {int(each.address.rpartition(":")[2]) for each in reserved}
     try:

@@ -182,9 +182,7 @@ def test_fast_link_has_full_window_soon() -> None:
 
 
 @pytest.mark.parametrize("mbit", [0.5, 1, 2])
-def test_burst_on_slow_link_is_recognised(
-    mbit: float,
-) -> None:
+def test_burst_on_slow_link_is_recognised(mbit: float) -> None:
     sim = Sim(mbit * MBIT, 0.01, Pace(), burst_bytes=CHUNK_BYTES_MIN).run(60.0)
     assert max(sim.waits) < HEARTBEAT_TIMEOUT_S
 

@@ -239,9 +239,7 @@ def test_ping_gets_no_reply(serve: Serve, dial: Dial) -> None:
 # -- hellos ----------------------------------------------------------------------------------------
 
 
-def test_peer_without_hello_is_refused_once(
-    raw: Raw,
-) -> None:
+def test_peer_without_hello_is_refused_once(raw: Raw) -> None:
     raw.send(encode(Call(1, "echo", 0, 0, b"")))
     raw.send(HELLO)
     raw.send(encode(Call(2, "echo", 0, 0, b"")))

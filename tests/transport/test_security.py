@@ -299,9 +299,7 @@ def test_listener_user_is_found_by_port(bound: str, queried: str, found: bool) -
         assert listening_users(queried, port) == ({os.geteuid()} if found else set())
 
 
-def test_unknown_listener_user_needs_keys(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_unknown_listener_user_needs_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreadable(*args: Any) -> None:
         raise PermissionError("hidden")
 

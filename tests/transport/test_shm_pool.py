@@ -126,9 +126,7 @@ def test_claimed_block_stays_with_borrower(owner: ShmPool, receiver: PeerPool) -
     owner.take_back(other)
 
 
-def test_hoarding_peer_fills_pool_only(
-    caplog: Any,
-) -> None:
+def test_hoarding_peer_fills_pool_only(caplog: Any) -> None:
     owner = ShmPool(64 * MIB)
     receiver = PeerPool(owner.offer)
     data, kept = np.ones(4 * MIB, np.uint8), []

@@ -186,9 +186,7 @@ def test_ml_dtypes_travel_if_installed(name: str) -> None:
     assert dtype_to_json(array.dtype) == name
 
 
-def test_missing_ml_dtypes_are_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_ml_dtypes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     wire._named_dtype.cache_clear()  # reach: the cache outlives tests that read such names
     with pytest.raises(BadArray, match="install ml_dtypes"):

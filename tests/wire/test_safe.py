@@ -493,9 +493,7 @@ def test_frozen_frame_becomes_read_only_array() -> None:
     ],
     ids=["C", "Fortran", "times"],
 )
-def test_layout_of_one_array_is_known_early(
-    value: np.ndarray[Any, Any],
-) -> None:
+def test_layout_of_one_array_is_known_early(value: np.ndarray[Any, Any]) -> None:
     body, _ = safe.encode(value)
     assert safe.single_array_layout(body, "peer") == (value.dtype, value.shape, value.flags.fnc)
 

@@ -373,9 +373,7 @@ def test_missing_module_error_explains(tmp_path: Path, monkeypatch: pytest.Monke
             unpack(blob)
 
 
-def test_module_version_error_explains(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_module_version_error_explains(monkeypatch: pytest.MonkeyPatch) -> None:
     blob = pack_function(importable)
     monkeypatch.delattr(sys.modules[__name__], "importable")
     with pytest.raises(
@@ -560,9 +558,7 @@ def test_exception_is_rebuilt_without_its_own_way() -> None:
     assert type(unpack_error(pack_error(Explosive("x")))) is Explosive
 
 
-def test_unimportable_exception_is_unknown_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_unimportable_exception_is_unknown_error(monkeypatch: pytest.MonkeyPatch) -> None:
     blob = pack_error(raised(Odd(7, "no")))
     monkeypatch.delattr(sys.modules[__name__], "Odd")
     back = unpack_error(blob)
