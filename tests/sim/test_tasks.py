@@ -47,7 +47,7 @@ def test_seed_determines_run(simulate: Callable[..., Any]) -> None:
     assert len(first.trace) > 5
 
 
-def test_nothing_fails_without_faults() -> None:
+def test_faultless_run_has_no_failure() -> None:
     for seed in range(5):
         group, mail, keeper = (
             simulate_group(seed, faults=0),
