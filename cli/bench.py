@@ -77,18 +77,18 @@ def _measured(peer: str | None, plan: BenchPlan) -> list[Figure]:
     return figures
 
 
-def _note(what: str) -> None:
+def _note(subject: str) -> None:
     """Print what the command measures now, if standard error is a terminal."""
     if sys.stderr.isatty():
-        click.echo(f"measuring {what} ...", err=True)
+        click.echo(f"measuring {subject} ...", err=True)
 
 
 def _serve(address: str) -> None:
     from zmqdist.observe.peer import serving
 
-    ended = threading.Event()
+    end_event = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, lambda *_: end_event.set())
     with serving(address.removeprefix("zmq://")) as real:
         click.echo(f"benchmark peer at {real}: zmqdist bench --peer {real}")
-        ended.wait()
+        end_event.wait()

@@ -12,7 +12,7 @@ import click
 from zmqdist_cli.common import (
     ANSWER_S,
     Seconds,
-    place,
+    locate,
     printable,
     secret_options,
     target_options,
@@ -50,7 +50,7 @@ def methods(address: str | None, *, as_json: bool, timeout_s: float, **secrets: 
     """
     from zmqdist.observe import status
 
-    client, methods_by_name = connect(*place(address, **secrets), "client", timeout_s)
+    client, methods_by_name = connect(*locate(address, **secrets), "client", timeout_s)
     client.close()
     infos = methods_by_name.values()
     if as_json:
@@ -131,10 +131,10 @@ def call(
 
     if output is not None and as_json:
         raise click.UsageError("--output saves the answer and --json prints it: give one of them")
-    place_and_secret = place(address, **secrets)
+    address_and_credentials = locate(address, **secrets)
     try:
         client, methods_by_name = connect(
-            *place_and_secret, role, min(timeout_s or ANSWER_S, ANSWER_S)
+            *address_and_credentials, role, min(timeout_s or ANSWER_S, ANSWER_S)
         )
         with client:
             info = _find(methods_by_name, method, client.address)
@@ -170,11 +170,13 @@ def _call(
             f"{name}= would go to the client: pass the argument {name} of {info.name} by position"
         )
     specs = info.input_signature or ()
-    places = (
+    specs_by_name = (
         {} if info.signature is None else dict(zip(info.signature.parameters, specs, strict=False))
     )
-    args = [*map(values.as_given, specs, args), *args[len(specs) :]]
-    named = {name: values.as_given(places.get(name), value) for name, value in named.items()}
+    args = [*map(values.shaped_like, specs, args), *args[len(specs) :]]
+    named = {
+        name: values.shaped_like(specs_by_name.get(name), value) for name, value in named.items()
+    }
     timeout_in_ms = FOREVER_MS if timeout_s is None else max(1, round(timeout_s * 1000))
     start = client.stubs(info)[0]
     try:
@@ -237,19 +239,19 @@ def report_error(command: str, error: OpError, *, traceback: bool) -> None:
 
 
 def _record(info: MethodInfo) -> dict[str, Any]:
-    given = info.signature.parameters.values() if info.signature is not None else None
+    parameters = info.signature.parameters.values() if info.signature is not None else None
     return {
         "name": info.name,
         "call": str(info),
         "parameters": None
-        if given is None
+        if parameters is None
         else [
             {
                 "name": parameter.name,
                 "kind": parameter.kind.description,
                 "default": None if parameter.default is parameter.empty else str(parameter.default),
             }
-            for parameter in given
+            for parameter in parameters
         ],
         "input_signature": info.input_signature
         if info.input_signature is None

@@ -41,8 +41,8 @@ class Seconds(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gener
         except ValueError:
             seconds = math.nan
         if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not self._zero):
-            wanted = "0 or more" if self._zero else "more than 0"
-            self.fail(f"{value!r} is not a number of seconds: wanted {wanted}", param, ctx)
+            bound = "0 or more" if self._zero else "more than 0"
+            self.fail(f"{value!r} is not a number of seconds: wanted {bound}", param, ctx)
         return seconds
 
 
@@ -170,7 +170,7 @@ advertise_option = click.option(
 )
 
 
-def place(
+def locate(
     target: str | None,
     token_file: str | None,
     keys_dir: str | None,
@@ -199,7 +199,7 @@ def place(
     from zmqdist.transport.credentials import Credentials
     from zmqdist.transport.endpoint import split
 
-    given = Credentials(token_file, keys_dir, insecure)
+    credentials = Credentials(token_file, keys_dir, insecure)
     if target is None or target.endswith((".yaml", ".yml")):
         config = ClusterConfig.from_environment() if target is None else running_cluster(target)
         if config is None or config.runtime is None:
@@ -208,14 +208,14 @@ def place(
                 f"cluster"
             )
         target = config.runtime.dispatcher
-        if given == Credentials():
-            given = Credentials(config.runtime.token_file, config.runtime.keys_dir)
+        if credentials == Credentials():
+            credentials = Credentials(config.runtime.token_file, config.runtime.keys_dir)
     address = target.removeprefix("zmq://")
     try:
         split(address)
     except InvalidArgumentError as error:
         raise click.UsageError(error.message) from None
-    return address, given
+    return address, credentials
 
 
 def target_and(words: tuple[str, ...], name: str, example: str) -> tuple[str | None, str]:
@@ -227,8 +227,8 @@ def target_and(words: tuple[str, ...], name: str, example: str) -> tuple[str | N
     return (words[0] if len(words) == 2 else None), words[-1]
 
 
-def printable(text: str, kept: str = "") -> str:
+def printable(text: str, allowed: str = "") -> str:
     """Return a text of another process with unprintable characters replaced, because they could
     move the cursor of the terminal. The characters in `kept` remain.
     """
-    return "".join(char if char.isprintable() or char in kept else "?" for char in text)
+    return "".join(char if char.isprintable() or char in allowed else "?" for char in text)

@@ -18,7 +18,7 @@ from zmqdist.observe.status import plural
 from zmqdist_cli.common import (
     Seconds,
     grace_option,
-    place,
+    locate,
     printable,
     target_and,
     target_options,
@@ -86,7 +86,7 @@ def drain(
         raise click.UsageError(
             f"{name!r} is not the name of a worker: wanted JOB:INDEX, as worker:1"
         )
-    with DispatcherClient(*place(target, **secrets), "submit", timeout_s) as dispatcher:
+    with DispatcherClient(*locate(target, **secrets), "submit", timeout_s) as dispatcher:
         reply = dispatcher.call(
             "drain", job, int(index), grace_s, force, dry_run, timeout_s=timeout_s + ASKED_S
         )
@@ -163,7 +163,7 @@ def scale(
     if not job or not _is_number(count_text):
         raise click.UsageError(f"{size!r} is no size: wanted worker=COUNT, as worker=8")
     count = int(count_text)
-    with DispatcherClient(*place(target, **secrets), "submit", timeout_s) as dispatcher:
+    with DispatcherClient(*locate(target, **secrets), "submit", timeout_s) as dispatcher:
         decision = dispatcher.call(
             "scale", job, count, grace_s, force, timeout_s=timeout_s + DECIDED_S
         )
@@ -207,7 +207,7 @@ def shutdown(
     server), the command stops all running tasks of the cluster, and does not wait until they have
     ended.
     """
-    address, credentials = place(target, **secrets)
+    address, credentials = locate(target, **secrets)
     try:
         dispatcher = DispatcherClient(address, credentials, "submit", timeout_s)
     except FailedPreconditionError as error:
@@ -222,7 +222,7 @@ def shutdown(
         pid = dispatcher.call("status")["pid"]
         count = dispatcher.call("shutdown", grace_s)
         click.echo(f"dispatcher at {dispatcher.address} ends, with {plural(count, 'worker')}")
-        if not _ended(dispatcher, pid, grace_s + ENDS_WITHIN_S):
+        if not _wait_for_end(dispatcher, pid, grace_s + ENDS_WITHIN_S):
             click.echo(
                 f"zmqdist shutdown: the dispatcher (pid {pid}) still answers after its grace",
                 err=True,
@@ -239,7 +239,7 @@ def _end_tasks(
         return session.shutdown(grace_s, timeout_in_ms=timeout_s * 1000)
 
 
-def _ended(dispatcher: DispatcherClient, pid: int, within_s: float) -> bool:
+def _wait_for_end(dispatcher: DispatcherClient, pid: int, within_s: float) -> bool:
     """Wait until the dispatcher does not reply any more, or a process with another pid replies.
     Return False if `within_s` passes first."""
     until = time.monotonic() + within_s

@@ -21,14 +21,14 @@ HOSTS_AT_A_TIME: Final = 16
 
 
 @click.command(short_help="Find faults, and say what to do about each.")
-@click.argument("what", nargs=-1, metavar="[CONFIG | ADDRESS...]")
+@click.argument("targets", nargs=-1, metavar="[CONFIG | ADDRESS...]")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @target_options
 @click.pass_context
 def doctor(
     context: click.Context,
     /,
-    what: tuple[str, ...],
+    targets: tuple[str, ...],
     *,
     as_json: bool,
     timeout_s: float,
@@ -50,17 +50,17 @@ def doctor(
     from zmqdist.observe.doctor.findings import healthy
     from zmqdist.transport.credentials import Credentials
 
-    given = Credentials(token_file, keys_dir, insecure)
-    if len(what) == 1 and (what[0].endswith((".yaml", ".yml")) or os.path.isfile(what[0])):
-        findings = _cluster(ClusterConfig.load(what[0]), given, timeout_s)
+    credentials = Credentials(token_file, keys_dir, insecure)
+    if len(targets) == 1 and (targets[0].endswith((".yaml", ".yml")) or os.path.isfile(targets[0])):
+        findings = _cluster(ClusterConfig.load(targets[0]), credentials, timeout_s)
     else:
-        config = None if what else ClusterConfig.from_environment()
+        config = None if targets else ClusterConfig.from_environment()
         findings = (
-            _addresses(what, given, timeout_s)
+            _addresses(targets, credentials, timeout_s)
             if config is None
-            else _cluster(config, given, timeout_s)
+            else _cluster(config, credentials, timeout_s)
         )
-        findings += [] if what or config is not None else _tasks(given, timeout_s)
+        findings += [] if targets or config is not None else _tasks(credentials, timeout_s)
     if as_json:
         click.echo(json.dumps([finding.record() for finding in findings], indent=2))
     else:
@@ -68,12 +68,12 @@ def doctor(
     context.exit(int(ExitCode.OK if healthy(findings) else ExitCode.PROGRAM_FAILED))
 
 
-def _cluster(config: ClusterConfig, given: Credentials, timeout_s: float) -> list[Finding]:
+def _cluster(config: ClusterConfig, credentials: Credentials, timeout_s: float) -> list[Finding]:
     from zmqdist.observe.doctor import cluster, host, secrets
 
-    found = host.examine(cluster.descriptors_wanted(config))
-    found += secrets.examine(cluster.credentials_for(config, given))
-    return found + cluster.examine_config(config, given, timeout_s) + _hosts(config)
+    findings = host.examine(cluster.descriptors_needed(config))
+    findings += secrets.examine(cluster.credentials_for(config, credentials))
+    return findings + cluster.examine_config(config, credentials, timeout_s) + _hosts(config)
 
 
 def _hosts(config: ClusterConfig) -> list[Finding]:
@@ -87,9 +87,9 @@ def _hosts(config: ClusterConfig) -> list[Finding]:
     from zmqdist.observe.doctor.findings import PROBLEM, WARNING, Finding, ok, warning
 
     def examine(host: AgentHost) -> list[Finding]:
-        said: list[str] = []
+        lines: list[str] = []
         try:
-            pool = AgentPool([host], said.append)
+            pool = AgentPool([host], lines.append)
         except (OpError, OSError) as error:
             return [Finding(PROBLEM, host.name, str(error).removeprefix(f"{host.name}: "))]
         hello = pool.hello(host.name)
@@ -102,7 +102,10 @@ def _hosts(config: ClusterConfig) -> list[Finding]:
         )
         return [
             good,
-            *(Finding(WARNING, host.name, line.partition("warning: ")[2] or line) for line in said),
+            *(
+                Finding(WARNING, host.name, line.partition("warning: ")[2] or line)
+                for line in lines
+            ),
         ]
 
     try:
@@ -116,10 +119,12 @@ def _hosts(config: ClusterConfig) -> list[Finding]:
             )
         ]
     with ThreadPoolExecutor(HOSTS_AT_A_TIME, thread_name_prefix="zmqdist-doctor") as threads:
-        return [finding for found in threads.map(examine, hosts) for finding in found]
+        return [finding for findings in threads.map(examine, hosts) for finding in findings]
 
 
-def _addresses(addresses: tuple[str, ...], given: Credentials, timeout_s: float) -> list[Finding]:
+def _addresses(
+    addresses: tuple[str, ...], credentials: Credentials, timeout_s: float
+) -> list[Finding]:
     from zmqdist.errors import InvalidArgumentError
     from zmqdist.observe.doctor import cluster, host, secrets
     from zmqdist.transport.endpoint import split
@@ -131,17 +136,21 @@ def _addresses(addresses: tuple[str, ...], given: Credentials, timeout_s: float)
         except InvalidArgumentError as error:
             raise click.UsageError(f"{error.message}; a cluster file ends with .yaml") from None
     return (
-        host.examine() + secrets.examine(given) + cluster.examine_addresses(plain, given, timeout_s)
+        host.examine()
+        + secrets.examine(credentials)
+        + cluster.examine_addresses(plain, credentials, timeout_s)
     )
 
 
-def _tasks(given: Credentials, timeout_s: float) -> list[Finding]:
+def _tasks(credentials: Credentials, timeout_s: float) -> list[Finding]:
     """Examine the tasks in TF_CONFIG, if it is set."""
     from zmqdist.observe.doctor import cluster
     from zmqdist.observe.doctor.findings import problem
     from zmqdist.resolvers import TFConfigClusterResolver
 
     try:
-        return cluster.examine_tasks(TFConfigClusterResolver().cluster_spec(), given, timeout_s)
+        return cluster.examine_tasks(
+            TFConfigClusterResolver().cluster_spec(), credentials, timeout_s
+        )
     except (ValueError, TypeError) as error:
         return [problem("TF_CONFIG", str(error), "correct it, or unset it")]

@@ -16,7 +16,7 @@ from zmqdist.errors import FailedPreconditionError, NotFoundError, OpError
 from zmqdist.launch.connection import DispatcherClient
 from zmqdist.launch.exit_codes import ExitCode
 from zmqdist.transport import keys as key_files
-from zmqdist_cli.common import Seconds, place, target_and, target_options, ticket_options
+from zmqdist_cli.common import Seconds, locate, target_and, target_options, ticket_options
 
 
 @click.command()
@@ -74,7 +74,7 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
     connections with the old key. Ports that a process opened with the old key show this key to
     their clients until the process ends.
     """
-    with DispatcherClient(*place(target, **secrets), "admin", timeout_s) as dispatcher:
+    with DispatcherClient(*locate(target, **secrets), "admin", timeout_s) as dispatcher:
         rows = dispatcher.call("keys")
     if as_json:
         click.echo(json.dumps(rows, indent=2))
@@ -142,7 +142,7 @@ def make_token(
     through a pipe. The ticket contains the address TARGET, at which the process joins; only a
     worker joins at the address of its own option --dispatcher instead.
     """
-    address, credentials = place(target, **secrets)
+    address, credentials = locate(target, **secrets)
     with DispatcherClient(address, credentials, "admin", timeout_s) as dispatcher:
         ticket = dispatcher.call("keys_token", name, address, valid_s, listens)
     if output is None:
@@ -205,9 +205,9 @@ def revoke(
     other workers; those that were scheduled with `worker=` wait for a worker of that name. Unused
     tickets of the name become invalid, too.
     """
-    target, what = target_and(target_and_key, "NAME_OR_KEY", "worker:1")
-    with DispatcherClient(*place(target, **secrets), "admin", timeout_s) as dispatcher:
-        revoked = dispatcher.call("keys_revoke", what, force)
+    target, name_or_key = target_and(target_and_key, "NAME_OR_KEY", "worker:1")
+    with DispatcherClient(*locate(target, **secrets), "admin", timeout_s) as dispatcher:
+        revoked = dispatcher.call("keys_revoke", name_or_key, force)
     for row in revoked:
         click.echo(f"revoked {row['key']} ({row['state']} key of {row['name']})")
 
@@ -229,12 +229,12 @@ def rotate(target: str | None, *, name: str, timeout_s: float, **secrets: Any) -
     the old key some seconds later. The command replaces neither static keys (use `zmqdist keygen`)
     nor the keys in a folder that `zmqdist keys join` made (join again with a new ticket).
     """
-    with DispatcherClient(*place(target, **secrets), "admin", timeout_s) as dispatcher:
+    with DispatcherClient(*locate(target, **secrets), "admin", timeout_s) as dispatcher:
         count = dispatcher.call("keys_rotate", name)
         if not count:
-            which = f"member {name}" if name else "member"
+            member = f"member {name}" if name else "member"
             raise NotFoundError(
-                f"no connected {which} can make a new key itself: give its process a new ticket "
+                f"no connected {member} can make a new key itself: give its process a new ticket "
                 f"(zmqdist keys token)"
             )
     click.echo(

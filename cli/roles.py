@@ -19,7 +19,7 @@ from zmqdist_cli.common import (
     Seconds,
     advertise_option,
     grace_option,
-    place,
+    locate,
     ports_option,
     secret_options,
     ticket_options,
@@ -111,9 +111,14 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     from zmqdist.launch.roles import run_dispatcher
     from zmqdist.scheduling.shared.config import DispatcherConfig
 
-    given = {name: value for name, value in options.items() if value is not None}
+    own_options = {name: value for name, value in options.items() if value is not None}
     config = DispatcherConfig(
-        **{"host": HOST, "port": PORT, **(_dispatcher_of(file, options) if file else {}), **given}
+        **{
+            "host": HOST,
+            "port": PORT,
+            **(_dispatcher_of(file, options) if file else {}),
+            **own_options,
+        }
     )
 
     def announce(line: str) -> None:
@@ -227,7 +232,7 @@ def worker(
         os.environ.update(section.env)
         target = target or _dispatcher_address(cluster, file)
         keys_dir = keys_dir or cluster.security.keys
-    address, credentials = place(target, token_file, keys_dir, insecure, name="--dispatcher")
+    address, credentials = locate(target, token_file, keys_dir, insecure, name="--dispatcher")
     advertise = advertise or section.advertise
     config = WorkerConfig(
         address,

@@ -17,7 +17,7 @@ from zmqdist import clock as time
 from zmqdist.errors import OpError
 from zmqdist.launch.connection import DispatcherClient
 from zmqdist.launch.exit_codes import ExitCode
-from zmqdist_cli.common import Seconds, place, target_options
+from zmqdist_cli.common import Seconds, locate, target_options
 
 
 @click.command(short_help="Show the workers, queues and lost workers of a dispatcher, once.")
@@ -33,7 +33,7 @@ def status(target: str | None, *, as_json: bool, timeout_s: float, **secrets: An
     TARGET is the host:port of a dispatcher, or the cluster file that `zmqdist launch` runs on this
     host. You may leave it out if the environment variable ZMQDIST_CONFIG names a running cluster.
     """
-    with DispatcherClient(*place(target, **secrets), "client", timeout_s) as dispatcher:
+    with DispatcherClient(*locate(target, **secrets), "client", timeout_s) as dispatcher:
         _print(dispatcher.call("status"), as_json=as_json)
 
 
@@ -72,7 +72,7 @@ def top(
     The command continues when the dispatcher is restarted. If the output is not a terminal, the
     command prints the status once and ends.
     """
-    with DispatcherClient(*place(target, **secrets), "client", timeout_s) as dispatcher:
+    with DispatcherClient(*locate(target, **secrets), "client", timeout_s) as dispatcher:
         if as_json or not sys.stdout.isatty():
             _print(dispatcher.call("status"), as_json=as_json)
             return

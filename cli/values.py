@@ -51,17 +51,17 @@ def arguments(words: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
     args: list[Any] = []
     named: dict[str, Any] = {}
     for word in words:
-        found = _NAMED.fullmatch(word)
-        if found is None:
+        match = _NAMED.fullmatch(word)
+        if match is None:
             if named:
                 raise click.UsageError(
                     f"{word!r} follows an argument by name: put arguments by name last"
                 )
             args.append(value_of(word))
-        elif found[1] in named:
-            raise click.UsageError(f"{found[1]} is given twice")
+        elif match[1] in named:
+            raise click.UsageError(f"{match[1]} is given twice")
         else:
-            named[found[1]] = value_of(found[2])
+            named[match[1]] = value_of(match[2])
     return args, named
 
 
@@ -95,14 +95,15 @@ def value_of(word: str) -> Any:
     return word
 
 
-def as_given(spec: Any, value: Any) -> Any:
+def shaped_like(spec: Any, value: Any) -> Any:
     """Return `value` with its lists converted to the tuples and namedtuples that `spec` has in
     their place, because JSON has only lists. A value that does not fit `spec` is returned
     unchanged.
     """
     if isinstance(spec, dict) and isinstance(value, dict):
         return {
-            key: as_given(spec[key], item) if key in spec else item for key, item in value.items()
+            key: shaped_like(spec[key], item) if key in spec else item
+            for key, item in value.items()
         }
     if isinstance(spec, TensorSpec) or not isinstance(spec, (list, tuple)):
         return value
@@ -111,7 +112,7 @@ def as_given(spec: Any, value: Any) -> Any:
         value = [value[field] for field in fields]
     if not isinstance(value, list) or len(value) != len(spec):
         return value
-    items = [as_given(part, item) for part, item in zip(spec, value, strict=True)]
+    items = [shaped_like(part, item) for part, item in zip(spec, value, strict=True)]
     return items if isinstance(spec, list) else type(spec)(*items) if fields else tuple(items)
 
 

@@ -141,7 +141,7 @@ WORDS: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("word", "value"), WORDS, ids=[word for word, _ in WORDS])
-def test_a_word_is_json_or_what_python_writes_or_a_text(word: str, value: Any) -> None:
+def test_word_is_json_python_or_text(word: str, value: Any) -> None:
     got = values.value_of(word)
     assert type(got) is type(value)
     assert got == value or (got != got and value != value)
@@ -150,7 +150,7 @@ def test_a_word_is_json_or_what_python_writes_or_a_text(word: str, value: Any) -
 @pytest.mark.parametrize(
     "word", ["[1, 2", "{a: 1}", '"open', "--jsn", "-x", "1" * 5000, "@nowhere.npy", "[" * 100_000]
 )
-def test_a_word_that_cannot_be_meant_is_refused(word: str) -> None:
+def test_ambiguous_word_is_refused(word: str) -> None:
     with pytest.raises(click.UsageError) as caught:
         values.value_of(word)
     assert len(str(caught.value.message)) < 300
@@ -171,19 +171,19 @@ def test_files_are_arrays_json_or_bytes(tmp_path: Path) -> None:
             values.value_of(f"@{tmp_path / name}")
 
 
-def test_a_file_of_pickles_is_not_opened(tmp_path: Path) -> None:
+def test_pickle_file_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([print], object), allow_pickle=True)
     with pytest.raises(click.UsageError, match="the content is not of the kind"):
         values.value_of(f"@{tmp_path / 'a.npy'}")
 
 
 def test_lists_become_what_a_signature_has() -> None:
-    assert values.as_given((INT, [INT]), [1, [2]]) == (1, [2])
-    assert values.as_given(Pair(INT, INT), {"right": 2, "left": 1}) == Pair(1, 2)
-    assert values.as_given(Pair(INT, INT), [1, 2]) == Pair(1, 2)
-    assert values.as_given({"a": (INT,)}, {"a": [1], "b": 2}) == {"a": (1,), "b": 2}
+    assert values.shaped_like((INT, [INT]), [1, [2]]) == (1, [2])
+    assert values.shaped_like(Pair(INT, INT), {"right": 2, "left": 1}) == Pair(1, 2)
+    assert values.shaped_like(Pair(INT, INT), [1, 2]) == Pair(1, 2)
+    assert values.shaped_like({"a": (INT,)}, {"a": [1], "b": 2}) == {"a": (1,), "b": 2}
     for wrong in (3, [1], {"a": 1}, "ab"):
-        assert values.as_given((INT, INT), wrong) == wrong
+        assert values.shaped_like((INT, INT), wrong) == wrong
 
 
 # -- values as text --------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_every_answer_is_one_line_of_json(name: str, ask: Any) -> None:
+def test_answer_is_one_line_of_json(name: str, ask: Any) -> None:
     code, out, err = ask("answer", json.dumps(name), "--json")
     if name == "long":  # NumPy's own affair how it prints one
         assert json.loads(out) in ("1.0", 1.0)
@@ -235,11 +235,11 @@ def test_every_answer_is_one_line_of_json(name: str, ask: Any) -> None:
         ("inside", '{"a": [0, 1], "b": 7}\n'),
     ],
 )
-def test_an_array_is_printed_with_its_shape_and_dtype(name: str, out: str, ask: Any) -> None:
+def test_array_printed_with_shape_and_dtype(name: str, out: str, ask: Any) -> None:
     assert ask("answer", name) == (0, out, "")
 
 
-def test_a_long_answer_is_broken_into_lines_for_people_only(ask: Any) -> None:
+def test_long_answer_broken_into_lines(ask: Any) -> None:
     assert ask("echo", json.dumps(["word"] * 30))[1].count("\n") > 30
     assert ask("echo", json.dumps(["word"] * 30), "--json")[1].count("\n") == 1
 
@@ -259,7 +259,7 @@ def test_lists_become_arrays_by_the_signature(ask: Any) -> None:
     assert ask("shape", "pair=[1, 2]", "--json") == (0, '["tuple", 1, 2]\n', "")
 
 
-def test_without_a_signature_values_arrive_as_they_were_written(ask: Any, tmp_path: Path) -> None:
+def test_values_arrive_unchanged_without_signature(ask: Any, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros(2, np.float16))
     for word, kind in [
         ("[1]", "list "),
@@ -270,12 +270,12 @@ def test_without_a_signature_values_arrive_as_they_were_written(ask: Any, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["odd.name", "close"])
-def test_any_method_can_be_called_whatever_its_name(name: str, ask: Any) -> None:
+def test_method_of_any_name_is_callable(name: str, ask: Any) -> None:
     code, out, _ = ask(name)
     assert (code, "reached" in out) == (0, True)
 
 
-def test_an_answer_can_be_saved(ask: Any, tmp_path: Path) -> None:
+def test_answer_can_be_saved(ask: Any, tmp_path: Path) -> None:
     array, arrays, text, raw = (tmp_path / name for name in ("a.npy", "a.npz", "a.json", "a.bin"))
     code, out, err = ask("answer", "array", "-o", str(array))
     assert (code, out, err) == (0, "", f"{array}: int16[2, 3]\n")
@@ -316,7 +316,7 @@ def test_an_answer_can_be_saved(ask: Any, tmp_path: Path) -> None:
         ("echo --role king", "Invalid value for '--role'"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(
+def test_mistake_is_one_line(
     words: str, told: str, ask: Any, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -344,13 +344,11 @@ def test_a_mistake_is_told_in_one_line(
         ),
     ],
 )
-def test_an_error_there_is_one_line_with_its_code(
-    words: str, code: int, told: str, ask: Any
-) -> None:
+def test_remote_error_is_one_line_with_code(words: str, code: int, told: str, ask: Any) -> None:
     assert ask(*words.split()) == (code, "", f"zmqdist call: {told}\n")
 
 
-def test_the_remote_traceback_is_shown_where_it_is_asked_for(ask: Any) -> None:
+def test_remote_traceback_shown_by_option(ask: Any) -> None:
     code, _, err = ask("fails", "--traceback")
     assert code == ExitCode.USAGE
     assert err.startswith(
@@ -361,7 +359,7 @@ def test_the_remote_traceback_is_shown_where_it_is_asked_for(ask: Any) -> None:
     assert ask("fails", "op", "--traceback")[2] == "zmqdist call: NOT_FOUND: no such thing\n"
 
 
-def test_a_role_that_may_not_is_refused_and_another_may(dispatcher_here: str) -> None:
+def test_role_without_right_is_refused(dispatcher_here: str) -> None:
     there = dispatcher_here
     done = run_here("call", there, "drain", "worker", "0", "1.0")
     assert done.code == ExitCode.REFUSED
@@ -382,7 +380,7 @@ def test_a_role_that_may_not_is_refused_and_another_may(dispatcher_here: str) ->
     assert json.loads(done.out)["address"] == there
 
 
-def test_a_deadline_ends_a_call(capsys: pytest.CaptureFixture[str]) -> None:
+def test_deadline_ends_call(capsys: pytest.CaptureFixture[str]) -> None:
     go = threading.Event()
     server = ZmqServer("127.0.0.1:0")
     server.register("wait", lambda: go.wait(20.0))
@@ -395,7 +393,7 @@ def test_a_deadline_ends_a_call(capsys: pytest.CaptureFixture[str]) -> None:
     assert_one_line(said)
 
 
-def test_where_nobody_listens_the_doctor_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_silent_address_error_names_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         dead = f"127.0.0.1:{bound.getsockname()[1]}"
@@ -415,9 +413,7 @@ def test_where_nobody_listens_the_doctor_is_named(capsys: pytest.CaptureFixture[
 # -- methods ---------------------------------------------------------------------------------------
 
 
-def test_the_methods_of_a_server_are_listed(
-    address: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_methods_are_listed(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", f"zmq://{address}"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 8
@@ -427,7 +423,7 @@ def test_the_methods_of_a_server_are_listed(
     assert "odd.name()" in lines
 
 
-def test_the_methods_of_a_server_as_json(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_methods_as_json(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", address, "--json"]) == 0
     found = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert found["scale"]["parameters"] == [
@@ -468,9 +464,7 @@ def streaming() -> Iterator[str]:
         yield server.address
 
 
-def test_a_stream_is_printed_item_by_item(
-    streaming: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stream_printed_item_by_item(streaming: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["call", streaming, "numbers", "2"]) == 0
     assert capsys.readouterr().out == '{"number": 0}\n{"number": 1}\n'
     assert main(["call", streaming, "numbers", "9"]) == ExitCode.USAGE
@@ -495,7 +489,7 @@ def test_ctrl_c_ends_a_stream_there_too(streaming: str, terminal: Open, tmp_path
     eventually((tmp_path / "closed").exists, "the generator is closed")
 
 
-def test_a_reader_that_has_enough_ends_a_stream(streaming: str, tmp_path: Path) -> None:
+def test_closed_pipe_ends_stream(streaming: str, tmp_path: Path) -> None:
     command = f"{sys.executable} -m zmqdist_cli call {streaming} endless {tmp_path} | head -n 2; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, timeout=50, check=False
@@ -504,7 +498,7 @@ def test_a_reader_that_has_enough_ends_a_stream(streaming: str, tmp_path: Path) 
     eventually((tmp_path / "closed").exists, "the generator is closed")
 
 
-def test_a_deadline_ends_a_stream(streaming: str, tmp_path: Path) -> None:
+def test_deadline_ends_stream(streaming: str, tmp_path: Path) -> None:
     done = run_here("call", streaming, "endless", str(tmp_path), "--timeout", "0.5")
     assert done.code == ExitCode.UNAVAILABLE
     assert "zmqdist call: DEADLINE_EXCEEDED: " in done.err

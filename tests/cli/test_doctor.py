@@ -27,7 +27,7 @@ def port_of(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-def test_without_arguments_this_machine_is_looked_at() -> None:
+def test_doctor_without_arguments_checks_host() -> None:
     done = run_here("doctor")
     assert (done.code, done.err) == (ExitCode.OK, "")
     lines = done.out.splitlines()
@@ -35,7 +35,7 @@ def test_without_arguments_this_machine_is_looked_at() -> None:
     assert any(line.startswith("ok       zmqdist: ") for line in lines)
 
 
-def test_a_running_dispatcher_is_well_and_a_dead_address_is_a_problem(dispatcher_here: str) -> None:
+def test_dead_address_is_a_problem(dispatcher_here: str) -> None:
     address = dispatcher_here
     done = run_here("doctor", f"zmq://{address}")
     assert (done.code, done.err) == (ExitCode.OK, "")
@@ -59,7 +59,7 @@ def test_a_running_dispatcher_is_well_and_a_dead_address_is_a_problem(dispatcher
     ],
     ids=["kubernetes", "slurm without srun"],
 )
-def test_the_hosts_of_a_launcher_that_cannot_run_here_are_a_warning(
+def test_unusable_launcher_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, reason: str
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -74,7 +74,7 @@ def test_the_hosts_of_a_launcher_that_cannot_run_here_are_a_warning(
     assert reason in line
 
 
-def test_the_ports_of_a_cluster_file_are_looked_at(dispatcher_here: str, tmp_path: Path) -> None:
+def test_ports_of_file_are_checked(dispatcher_here: str, tmp_path: Path) -> None:
     address = dispatcher_here
     file = tmp_path / "cluster.yaml"
     file.write_text(FILE.format(port=port_of(address)))
@@ -90,7 +90,7 @@ def test_the_ports_of_a_cluster_file_are_looked_at(dispatcher_here: str, tmp_pat
     assert taken in done.out
 
 
-def test_a_shell_with_few_descriptors_is_told_what_to_type() -> None:
+def test_few_descriptors_have_ulimit_remedy() -> None:
     command = f"ulimit -n 256; exec {sys.executable} -m zmqdist_cli doctor"
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S, check=False
@@ -102,9 +102,7 @@ def test_a_shell_with_few_descriptors_is_told_what_to_type() -> None:
 
 
 @pytest.mark.parametrize("secret", ["--token-file", "--keys"])
-def test_a_secret_that_is_missing_is_a_finding_and_not_the_end(
-    secret: str, dispatcher_here: str
-) -> None:
+def test_missing_secret_is_a_finding(secret: str, dispatcher_here: str) -> None:
     address = dispatcher_here
     done = run_here("doctor", address, secret, "nowhere")
     assert (done.code, done.err) == (ExitCode.PROGRAM_FAILED, "")

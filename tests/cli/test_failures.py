@@ -205,7 +205,7 @@ def assert_one_line(err: str) -> None:
 
 
 @pytest.mark.parametrize(("line", "report"), USAGE, ids=[line for line, _ in USAGE])
-def test_a_mistake_on_the_command_line_or_in_a_file_is_told_in_one_line(
+def test_usage_or_file_mistake_is_one_line(
     line: str,
     report: str,
     folder: Path,
@@ -236,17 +236,17 @@ def test_a_mistake_on_the_command_line_or_in_a_file_is_told_in_one_line(
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_each_expected_error_has_its_exit_code(error: Exception, code: ExitCode) -> None:
+def test_expected_error_has_exit_code(error: Exception, code: ExitCode) -> None:
     assert exit_code(error) == code
 
 
-def test_a_message_of_several_lines_is_told_in_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_message_printed_as_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     tell("first\n  second\n")
     assert capsys.readouterr().err == "first second\n"
 
 
 @pytest.mark.parametrize("command", ["status", "top", "shutdown", "drain"])
-def test_where_nobody_listens_the_command_says_so_and_ends_in_time(command: str, free: str) -> None:
+def test_silent_address_ends_command_in_time(command: str, free: str) -> None:
     words = [command, free, *(["worker:0"] if command == "drain" else []), "--timeout", "0.5"]
     done = (run if command == "status" else run_here)(*words)
     assert done.code == ExitCode.UNAVAILABLE
@@ -257,7 +257,7 @@ def test_where_nobody_listens_the_command_says_so_and_ends_in_time(command: str,
     assert_one_line(done.err)
 
 
-def test_a_dispatcher_whose_name_is_unknown_is_named_so() -> None:
+def test_unknown_dispatcher_name_is_reported() -> None:
     done = run_here("status", "no-such-host.invalid:5050", "--timeout", "0.5", "--insecure")
     assert done.code == ExitCode.UNAVAILABLE
     assert (
@@ -267,14 +267,14 @@ def test_a_dispatcher_whose_name_is_unknown_is_named_so() -> None:
     assert_one_line(done.err)
 
 
-def test_a_worker_without_a_dispatcher_ends_after_its_limit(free: str) -> None:
+def test_orphan_worker_ends_after_limit(free: str) -> None:
     done = run("worker", "--dispatcher", free, "--orphan-limit", "0.5")
     assert (done.code, done.out) == (ExitCode.UNAVAILABLE, "")
     assert f"worker: worker of {free}: no dispatcher for 0.5 s" in done.err
     assert_one_line(done.err)
 
 
-def test_a_worker_says_for_whom_it_waits_and_why(
+def test_waiting_worker_names_dispatcher(
     free: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("zmqdist.scheduling.worker.runtime.FIRST_CONTACT_LOG_S", 0.1)
@@ -284,7 +284,7 @@ def test_a_worker_says_for_whom_it_waits_and_why(
     assert f"worker waits for the dispatcher at {free}: no process listens there" in said
 
 
-def test_a_port_in_use_is_named(dispatcher_here: str) -> None:
+def test_used_port_is_named(dispatcher_here: str) -> None:
     address = dispatcher_here
     done = run_here("dispatcher", "--port", address.rpartition(":")[2])
     assert (done.code, done.out) == (ExitCode.PROGRAM_FAILED, "")
@@ -295,7 +295,7 @@ def test_a_port_in_use_is_named(dispatcher_here: str) -> None:
 @pytest.mark.parametrize(
     "command", ["status {}", "shutdown {}", "drain {} worker:0", "worker --dispatcher {}"]
 )
-def test_a_wrong_token_is_refused_at_once(command: str, dispatcher_here: str, folder: Path) -> None:
+def test_wrong_token_is_refused_at_once(command: str, dispatcher_here: str, folder: Path) -> None:
     address = dispatcher_here
     done = run_here(*command.format(address).split(), "--token-file", "token", cwd=folder)
     assert (done.code, done.out) == (ExitCode.REFUSED, ""), done.err
@@ -305,7 +305,7 @@ def test_a_wrong_token_is_refused_at_once(command: str, dispatcher_here: str, fo
 
 
 @pytest.mark.parametrize("command", ["status {}", "worker --dispatcher {}"])
-def test_keys_where_a_token_is_wanted_are_told_from_a_wrong_token(
+def test_keys_in_place_of_token_are_reported(
     command: str, dispatcher_here: str, folder: Path
 ) -> None:
     address = dispatcher_here
@@ -315,7 +315,7 @@ def test_keys_where_a_token_is_wanted_are_told_from_a_wrong_token(
     assert_one_line(done.err)
 
 
-def test_a_wrong_key_is_refused(folder: Path) -> None:
+def test_wrong_key_is_refused(folder: Path) -> None:
     assert run_here("keygen", str(folder / "others")).code == 0
     with zd.DispatchServer(DispatcherConfig(keys_dir=str(folder / "keys"))) as server:
         assert run_here("status", server.address, "--keys", "keys", cwd=folder).code == 0
@@ -324,7 +324,7 @@ def test_a_wrong_key_is_refused(folder: Path) -> None:
     assert_one_line(done.err)
 
 
-def test_a_worker_that_is_not_there_cannot_be_drained(dispatcher_here: str) -> None:
+def test_absent_worker_cannot_be_drained(dispatcher_here: str) -> None:
     address = dispatcher_here
     done = run_here("drain", address, "worker:3")
     assert (done.code, done.out) == (ExitCode.PROGRAM_FAILED, "")
@@ -355,7 +355,7 @@ def running(
         yield run_cluster
 
 
-def test_a_cluster_file_names_the_cluster_that_runs_or_the_command_says_how_to_name_one(
+def test_cluster_file_names_running_cluster(
     running: Callable[[int, str], None], folder: Path, free: str
 ) -> None:
     (folder / "test.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py"))
@@ -378,7 +378,7 @@ def test_a_cluster_file_names_the_cluster_that_runs_or_the_command_says_how_to_n
     assert_one_line(done.err)
 
 
-def test_another_server_than_a_dispatcher_is_told_from_one() -> None:
+def test_rpc_server_is_no_dispatcher() -> None:
     with serving("127.0.0.1:0") as address:
         done = run_here("status", address)
     assert (done.code, done.out) == (ExitCode.USAGE, "")
@@ -386,14 +386,14 @@ def test_another_server_than_a_dispatcher_is_told_from_one() -> None:
     assert_one_line(done.err)
 
 
-def test_a_port_of_something_else_is_unavailable_and_not_a_hang() -> None:
+def test_foreign_port_is_unavailable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         done = run_here("status", f"127.0.0.1:{silent.getsockname()[1]}", "--timeout", "1")
     assert done.code == ExitCode.UNAVAILABLE
     assert_one_line(done.err)
 
 
-def test_the_module_and_the_installed_command_are_the_same() -> None:
+def test_module_equals_installed_command() -> None:
     done = subprocess.run(
         [Path(sys.executable).parent / "zmqdist", "--version"],
         capture_output=True,
@@ -404,7 +404,7 @@ def test_the_module_and_the_installed_command_are_the_same() -> None:
     assert done.stdout == run("--version").out
 
 
-def test_the_package_runs_as_the_command() -> None:
+def test_package_runs_as_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "zmqdist", "--version"],
         capture_output=True,

@@ -14,7 +14,7 @@ from zmqdist.launch.exit_codes import ExitCode
 from zmqdist_cli.main import COMMANDS, cli
 
 
-def test_the_help_is_there_without_numpy_and_zeromq() -> None:
+def test_help_loads_no_numpy_nor_zeromq() -> None:
     program = (
         "import sys; from zmqdist_cli.main import main; code = main(['--help']);"
         "heavy = {'numpy', 'zmq', 'yaml', 'msgspec', 'rich'} & set(sys.modules); "
@@ -28,7 +28,7 @@ def test_the_help_is_there_without_numpy_and_zeromq() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_has_a_help_that_agrees_with_the_list(name: str) -> None:
+def test_command_help_agrees_with_list(name: str) -> None:
     command = cli.get_command(None, name)  # type: ignore[arg-type]
     assert command is not None
     told = (
@@ -44,18 +44,18 @@ def test_each_command_has_a_help_that_agrees_with_the_list(name: str) -> None:
         assert told == COMMANDS[name][1]
 
 
-def test_the_version_is_one_line() -> None:
+def test_version_is_one_line() -> None:
     done = run("--version")
     assert (done.code, done.out, done.err) == (0, f"zmqdist {__version__}\n", "")
 
 
-def test_nothing_asked_for_shows_the_help_on_stderr() -> None:
+def test_help_on_stderr_without_arguments() -> None:
     done = run()
     assert (done.code, done.out) == (ExitCode.USAGE, "")
     assert done.err.startswith("Usage: zmqdist ")
 
 
-def test_a_reader_that_has_enough_is_no_error() -> None:
+def test_closed_pipe_is_no_error() -> None:
     command = (
         f"{sys.executable} -m zmqdist_cli validate --schema | head -n 1; echo ${{PIPESTATUS[0]}}"
     )

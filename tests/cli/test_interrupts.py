@@ -17,14 +17,14 @@ with importing():
 """
 
 
-def test_it_ends_the_process_at_once_and_without_a_word() -> None:
+def test_ctrl_c_during_import_is_silent() -> None:
     done = subprocess.run(
         [sys.executable, "-c", DURING], capture_output=True, timeout=30, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
 
 
-def test_afterwards_and_where_it_is_not_ours_everything_is_as_before() -> None:
+def test_handler_restored_after_import() -> None:
     before = signal.getsignal(signal.SIGINT)
     try:
         for handler in (signal.default_int_handler, signal.SIG_IGN, lambda number, frame: None):

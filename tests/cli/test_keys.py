@@ -47,9 +47,7 @@ def content_of(folder: Path | str) -> dict[str, str]:
 # -- the folder of `keys join` ---------------------------------------------------------------------
 
 
-def test_join_refuses_a_folder_of_other_keys_and_does_not_use_the_ticket(
-    dispatcher: zd.DispatchServer, tmp_path: Path
-) -> None:
+def test_join_refuses_folder_of_other_keys(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
     keys.keygen(tmp_path / "keys")
     before = content_of(tmp_path / "keys")
     ticket = write_ticket(tmp_path / "ticket", dispatcher.open_join("admin"))
@@ -68,7 +66,7 @@ def test_join_refuses_a_folder_of_other_keys_and_does_not_use_the_ticket(
 
 
 @pytest.mark.parametrize("name", ["worker:2", "submit"])
-def test_join_refuses_the_folder_of_a_process_that_joined_under_another_name(
+def test_join_refuses_folder_of_other_name(
     dispatcher: zd.DispatchServer, tmp_path: Path, name: str
 ) -> None:
     join(decode_ticket(dispatcher.open_join("worker:1")), tmp_path / "mine")
@@ -79,9 +77,7 @@ def test_join_refuses_the_folder_of_a_process_that_joined_under_another_name(
     assert content_of(tmp_path / "mine") == before
 
 
-def test_a_process_may_join_again_under_its_name_in_its_folder(
-    dispatcher: zd.DispatchServer, tmp_path: Path
-) -> None:
+def test_process_rejoins_in_its_folder(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
     join(decode_ticket(dispatcher.open_join("worker:1")), tmp_path / "mine")
     older = keys.load_role(tmp_path / "mine", "worker").public
     ticket = write_ticket(tmp_path / "ticket", dispatcher.open_join("worker:1"))
@@ -92,7 +88,7 @@ def test_a_process_may_join_again_under_its_name_in_its_folder(
     assert keys.load_role(tmp_path / "mine", "worker").public != older
 
 
-def test_join_refuses_the_folder_of_the_same_name_at_another_cluster(
+def test_join_refuses_folder_of_other_cluster(
     dispatcher: zd.DispatchServer, tmp_path: Path
 ) -> None:
     keys.keygen(tmp_path / "others")
@@ -124,7 +120,7 @@ def is_unused(ticket: str, folder: Path) -> bool:
         ("ps:0", "zmqdist keys token --role ps:0 --listens 127.0.0.1:"),
     ],
 )
-def test_a_server_refuses_a_ticket_with_which_programs_could_not_reach_it_before_it_joins(
+def test_server_refuses_ticket_without_address(
     dispatcher: zd.DispatchServer, tmp_path: Path, name: str, report: str
 ) -> None:
     ticket = write_ticket(tmp_path / "ticket", dispatcher.open_join(name))
@@ -135,7 +131,7 @@ def test_a_server_refuses_a_ticket_with_which_programs_could_not_reach_it_before
     assert is_unused(ticket, tmp_path / "mine")
 
 
-def test_a_server_joins_with_the_ticket_that_names_its_address(
+def test_server_joins_with_ticket_of_address(
     dispatcher: zd.DispatchServer, tmp_path: Path, all_keys: str, terminal: Open
 ) -> None:
     address = free_address()
@@ -156,7 +152,7 @@ def test_a_server_joins_with_the_ticket_that_names_its_address(
     )
 
 
-def test_no_ticket_is_made_for_a_server_at_an_address_that_is_none(
+def test_ticket_refused_for_bad_address(
     dispatcher: zd.DispatchServer,
 ) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="'a b:1' is not an address"):
@@ -164,7 +160,7 @@ def test_no_ticket_is_made_for_a_server_at_an_address_that_is_none(
 
 
 @pytest.mark.parametrize("option", ["--index=6", "--job=other"])
-def test_a_worker_refuses_the_ticket_of_another_name_before_it_joins(
+def test_worker_refuses_ticket_of_other_name(
     dispatcher: zd.DispatchServer, tmp_path: Path, option: str
 ) -> None:
     ticket = write_ticket(tmp_path / "ticket", dispatcher.open_join("worker:2"))
@@ -175,7 +171,7 @@ def test_a_worker_refuses_the_ticket_of_another_name_before_it_joins(
 
 
 @pytest.mark.parametrize("same_keys", [True, False], ids=["of the same keys", "of other keys"])
-def test_a_worker_does_not_use_its_ticket_at_another_dispatcher_than_the_one_it_was_given(
+def test_worker_keeps_ticket_from_other_dispatcher(
     dispatcher: zd.DispatchServer, all_keys: str, tmp_path: Path, same_keys: bool
 ) -> None:
     keys.keygen(tmp_path / "others")
@@ -194,9 +190,7 @@ def test_a_worker_does_not_use_its_ticket_at_another_dispatcher_than_the_one_it_
     assert is_unused(ticket, tmp_path / "mine")
 
 
-def test_a_worker_does_not_join_elsewhere_while_the_dispatcher_it_was_given_is_silent(
-    dispatcher: zd.DispatchServer, tmp_path: Path
-) -> None:
+def test_worker_joins_only_its_dispatcher(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
     silent = free_address()
     ticket = decode_ticket(dispatcher.open_join("worker:0"))
     with pytest.raises(errors.DeadlineExceededError) as refused:
@@ -221,7 +215,7 @@ def rows_of(target: str, folder: str) -> list[tuple[str, str]]:
     return sorted((row["state"], row["name"]) for row in rows)
 
 
-def test_revoke_refuses_the_key_of_the_command_and_changes_nothing(own_keys: str) -> None:
+def test_revoke_refuses_key_of_command(own_keys: str) -> None:
     with zd.DispatchServer(DispatcherConfig(keys_dir=own_keys)) as dispatcher:
         refused = run_here("keys", "revoke", dispatcher.address, "admin", "--keys", own_keys)
         assert (refused.code, refused.out) == (ExitCode.REFUSED, "")
@@ -233,7 +227,7 @@ def test_revoke_refuses_the_key_of_the_command_and_changes_nothing(own_keys: str
         assert ("static", "admin") in rows_of(dispatcher.address, own_keys)
 
 
-def test_revoke_with_force_reports_that_the_key_of_the_command_is_revoked(own_keys: str) -> None:
+def test_revoke_force_reports_key_of_command(own_keys: str) -> None:
     with zd.DispatchServer(DispatcherConfig(keys_dir=own_keys)) as dispatcher:
         own = keys.load_role(own_keys, "admin").public.decode()
         done = run_here(
@@ -249,7 +243,7 @@ def test_revoke_with_force_reports_that_the_key_of_the_command_is_revoked(own_ke
         assert "was revoked" in later.err
 
 
-def test_another_admin_can_revoke_an_admin_key(own_keys: str, tmp_path: Path) -> None:
+def test_admin_key_revoked_by_other_admin(own_keys: str, tmp_path: Path) -> None:
     with zd.DispatchServer(DispatcherConfig(keys_dir=own_keys)) as dispatcher:
         join(decode_ticket(dispatcher.open_join("admin:1")), tmp_path / "mine")
         mine = str(tmp_path / "mine")
@@ -267,9 +261,7 @@ def test_another_admin_can_revoke_an_admin_key(own_keys: str, tmp_path: Path) ->
         assert ("revoked", "admin") in rows_of(dispatcher.address, mine)
 
 
-def test_revoke_says_which_keys_it_has_revoked_and_takes_one_by_its_public_key(
-    own_keys: str, tmp_path: Path
-) -> None:
+def test_revoke_lists_keys_and_takes_public_key(own_keys: str, tmp_path: Path) -> None:
     with zd.DispatchServer(DispatcherConfig(keys_dir=own_keys)) as dispatcher:
         public = {}
         for name in ("submit", "submit:1"):

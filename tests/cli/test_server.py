@@ -42,9 +42,7 @@ def file(addresses: list[str], tmp_path: Path) -> str:
     return str(path)
 
 
-def test_the_tasks_of_a_file_find_each_other_and_end_in_good_order(
-    terminal: Open, file: str, addresses: list[str]
-) -> None:
+def test_tasks_of_file_find_each_other(terminal: Open, file: str, addresses: list[str]) -> None:
     tasks = [terminal("server", file, "--job", "worker", "--index", str(index)) for index in (0, 1)]
     for index, task in enumerate(tasks):
         assert task.saw(" at zmq://") == f"worker:{index} at zmq://{addresses[index]}"
@@ -65,7 +63,7 @@ def test_the_tasks_of_a_file_find_each_other_and_end_in_good_order(
     ]
 
 
-def test_what_runs_when_the_signal_comes_has_the_grace(terminal: Open, tmp_path: Path) -> None:
+def test_running_call_has_grace(terminal: Open, tmp_path: Path) -> None:
     def work(folder: str) -> str:
         import pathlib
         import time
@@ -91,7 +89,7 @@ def test_what_runs_when_the_signal_comes_has_the_grace(terminal: Open, tmp_path:
     assert task.ends() == 0
 
 
-def test_who_asks_twice_does_not_wait_for_the_grace(terminal: Open, tmp_path: Path) -> None:
+def test_second_signal_skips_grace(terminal: Open, tmp_path: Path) -> None:
     def work(folder: str) -> None:
         import pathlib
         import time
@@ -123,7 +121,7 @@ def test_who_asks_twice_does_not_wait_for_the_grace(terminal: Open, tmp_path: Pa
     assert failed
 
 
-def test_the_environment_says_which_task_it_is(
+def test_environment_names_task(
     terminal: Open, addresses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 1}}
@@ -142,7 +140,7 @@ def test_the_environment_says_which_task_it_is(
     assert task.ends() == 0
 
 
-def test_a_port_in_use_is_told(terminal: Open, addresses: list[str]) -> None:
+def test_used_port_is_named(terminal: Open, addresses: list[str]) -> None:
     spec = json.dumps({"worker": [addresses[0]]})
     terminal("server", "--spec", spec).saw("worker:0 at ")
     done = run_here("server", "--spec", spec)
@@ -171,7 +169,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("line", "told"), MISTAKES, ids=[line for line, _ in MISTAKES])
-def test_a_mistake_is_told_in_one_line(
+def test_mistake_is_one_line(
     line: str,
     told: str,
     file: str,
@@ -188,7 +186,7 @@ def test_a_mistake_is_told_in_one_line(
     assert_one_line(said.err)
 
 
-def test_a_file_without_addresses_is_for_launch(
+def test_file_without_addresses_is_for_launch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "c.yaml").write_text('name: x\njobs:\n  worker: {count: 2}\nprogram: "true"\n')

@@ -15,9 +15,7 @@ from zmqdist.coordinator import ClusterCoordinator
 
 
 @pytest.mark.processes("command")
-def test_a_worker_registers_shows_up_and_leaves_with_the_dispatcher(
-    terminal: Open, dispatcher: tuple[Terminal, str]
-) -> None:
+def test_worker_registers_and_leaves(terminal: Open, dispatcher: tuple[Terminal, str]) -> None:
     opened, address = dispatcher
     opened.saw("add a worker")
     assert opened.lines == [
@@ -51,9 +49,7 @@ def test_a_worker_registers_shows_up_and_leaves_with_the_dispatcher(
 
 
 @pytest.mark.killed("command")
-def test_a_killed_worker_is_shown_as_a_loss(
-    terminal: Open, dispatcher: tuple[Terminal, str]
-) -> None:
+def test_killed_worker_is_shown_as_loss(terminal: Open, dispatcher: tuple[Terminal, str]) -> None:
     _, address = dispatcher
     start_worker(terminal, address).kill()
     eventually(lambda: bool((status(address) or {}).get("losses_count")), "the loss")
@@ -63,7 +59,7 @@ def test_a_killed_worker_is_shown_as_a_loss(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
-def test_a_role_that_is_asked_to_end_does_so_with_exit_code_0(
+def test_signalled_role_ends_with_code_0(
     number: signal.Signals, terminal: Open, dispatcher: tuple[Terminal, str]
 ) -> None:
     opened, address = dispatcher
@@ -90,7 +86,7 @@ def test_json_is_json_on_every_listing(dispatcher_here: str, tmp_path: Path) -> 
         assert isinstance(json.loads(done.out), dict)
 
 
-def test_launch_streams_prefixed_lines_and_ends_with_the_programs_exit_code(tmp_path: Path) -> None:
+def test_launch_prefixes_lines_and_returns_code(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import sys\n"
         "import zmqdist as zd\n"

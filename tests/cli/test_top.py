@@ -94,9 +94,7 @@ def test_ctrl_c_ends_it_with_0(screen: Screen) -> None:
     assert "Traceback" not in screen.seen
 
 
-def test_it_follows_what_happens_and_outlives_a_restart_of_the_dispatcher(
-    screen: Screen, dispatcher: ServerProcess
-) -> None:
+def test_top_outlives_dispatcher_restart(screen: Screen, dispatcher: ServerProcess) -> None:
     screen.saw("0 workers")
     with zd.WorkerServer(WorkerConfig(dispatcher_address=dispatcher.address)):
         screen.saw("1 worker,")

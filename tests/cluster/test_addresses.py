@@ -61,13 +61,13 @@ def test_loopback_is_loopback_in_every_spelling(host: str, spelling: str) -> Non
 
 
 @pytest.mark.parametrize(("host", "spelling"), OTHERS)
-def test_no_other_host_is_loopback(host: str, spelling: str) -> None:
+def test_loopback_addresses_only(host: str, spelling: str) -> None:
     assert one_spelling(host) == spelling
     assert not is_loopback(host)
 
 
 @pytest.mark.parametrize("host", NEITHER)
-def test_what_only_some_systems_take_for_an_ip_address_is_refused(host: str) -> None:
+def test_ambiguous_ip_address_is_refused(host: str) -> None:
     with pytest.raises(ValueError, match="is not an IP"):
         split_address(f"[{host}]:1" if ":" in host else f"{host}:1")
     assert not is_loopback(host)

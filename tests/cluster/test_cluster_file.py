@@ -40,7 +40,7 @@ def read(text: str) -> ClusterConfig:
 
 
 @pytest.mark.usefixtures("_both_parsers", "folder")
-def test_a_mistake_names_its_file_line_and_key() -> None:
+def test_mistake_names_file_line_and_key() -> None:
     for name, (text, expected) in MISTAKES.items():
         try:
             read(text)
@@ -53,7 +53,7 @@ def test_a_mistake_names_its_file_line_and_key() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_half_a_character_is_refused_where_the_parser_lets_it_through(
+def test_surrogate_character_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(config, "_LOADER", yaml.SafeLoader)
@@ -64,14 +64,14 @@ def test_half_a_character_is_refused_where_the_parser_lets_it_through(
 
 @pytest.mark.usefixtures("_both_parsers", "folder")
 @pytest.mark.parametrize("text", RIGHT.values(), ids=RIGHT.keys())
-def test_what_is_right_survives_dict_json_and_yaml(text: str) -> None:
+def test_config_survives_dict_json_and_yaml(text: str) -> None:
     loaded = read(text)
     assert read(loaded.to_yaml()) == loaded
     assert ClusterConfig.from_dict(json.loads(json.dumps(loaded.to_dict()))) == loaded
 
 
 @pytest.mark.usefixtures("folder")
-def test_what_is_not_written_has_its_default() -> None:
+def test_absent_keys_have_defaults() -> None:
     loaded = read(TOP + "jobs: {dispatcher: {}, worker: {count: 2}}\n")
     dispatcher, worker = loaded.jobs.dispatcher, loaded.jobs.worker
     assert dispatcher is not None
@@ -95,7 +95,7 @@ def test_what_is_not_written_has_its_default() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_every_key_of_the_file_arrives() -> None:
+def test_keys_of_file_arrive() -> None:
     loaded = read(RIGHT["everything"])
     dispatcher, worker = loaded.jobs.dispatcher, loaded.jobs.worker
     assert dispatcher is not None
@@ -119,7 +119,7 @@ def test_every_key_of_the_file_arrives() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_the_spec_has_what_has_addresses() -> None:
+def test_spec_has_jobs_with_addresses() -> None:
     assert read(RIGHT["everything"]).spec == ClusterSpec(
         {
             "dispatcher": ["[::1]:5050"],
@@ -145,7 +145,7 @@ def test_tf_config_leaves_the_dispatcher_out() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_the_program_is_the_chief_also_where_the_file_has_no_such_job() -> None:
+def test_program_is_chief_without_such_job() -> None:
     task = json.loads(read(RIGHT["the smallest"]).tf_config("chief", 0))["task"]
     assert task == {"type": "chief", "index": 0}
 
@@ -160,7 +160,7 @@ def test_tf_config_of_a_task_that_is_not_there_is_a_value_error(job: str, index:
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_command_line_is_split_as_a_shell_would() -> None:
+def test_command_line_split_like_shell() -> None:
     loaded = read(
         "name: c\njobs: {worker: {count: 1}}\nprogram: python 'my train.py' --lr=0.1 $HOME\n"
     )
@@ -172,7 +172,7 @@ def test_auto_slots_are_the_cores_that_this_process_may_use() -> None:
     assert WorkerJob(count=1, slots=3).slots_here() == 3
 
 
-def test_neither_repr_nor_error_shows_the_value_of_an_environment_variable() -> None:
+def test_env_values_never_shown() -> None:
     made = ClusterConfig(
         name="c", program="x", jobs=JobsConfig(ps=Job(count=1, env={"PASSWORD": "hunter2"}))
     )
@@ -198,7 +198,7 @@ def test_neither_repr_nor_error_shows_the_value_of_an_environment_variable() -> 
         ),
     ],
 )
-def test_a_mistake_in_a_dict_names_the_key(data: dict[str, object], expected: str) -> None:
+def test_mistake_in_dict_names_key(data: dict[str, object], expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ClusterConfig.from_dict(data)
     assert str(caught.value) == expected
@@ -216,7 +216,7 @@ def test_a_mistake_in_a_dict_names_the_key(data: dict[str, object], expected: st
         ("/proc/self/mem", "/proc/self/mem:1: (file): cannot be read: Input/output error"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_a_config_error(path: str, expected: str) -> None:
+def test_unreadable_file_is_a_config_error(path: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ClusterConfig.load(path)
     assert str(caught.value) == expected
@@ -224,13 +224,13 @@ def test_a_file_that_cannot_be_read_is_a_config_error(path: str, expected: str) 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 @pytest.mark.usefixtures("folder")
-def test_a_file_of_somebody_else_is_a_config_error() -> None:
+def test_foreign_file_is_a_config_error() -> None:
     Path("c.yaml").touch(mode=0)
     with pytest.raises(ConfigError, match="cannot be read: Permission denied"):
         ClusterConfig.load("c.yaml")
 
 
-def test_a_file_that_is_not_utf8_is_a_config_error_with_the_line(folder: Path) -> None:
+def test_bad_utf8_error_names_line(folder: Path) -> None:
     (folder / "c.yaml").write_bytes(b"name: c\nprogram: \xff\n")
     with pytest.raises(ConfigError) as caught:
         ClusterConfig.load("c.yaml")
@@ -240,9 +240,7 @@ def test_a_file_that_is_not_utf8_is_a_config_error_with_the_line(folder: Path) -
 # -- from parent to child --------------------------------------------------------------------------
 
 
-def test_a_child_reads_what_its_parent_resolved(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_child_reads_resolved_file_of_parent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = ClusterConfig(
         name="c",
         program=["python", "x.py"],
@@ -258,9 +256,7 @@ def test_a_child_reads_what_its_parent_resolved(
 
 
 @pytest.mark.parametrize("value", [None, ""])
-def test_without_the_variable_there_is_no_config(
-    value: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_config_absent_without_variable(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CONFIG_ENV, "x")
     if value is None:
         monkeypatch.delenv(CONFIG_ENV)
@@ -270,7 +266,7 @@ def test_without_the_variable_there_is_no_config(
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_variable_that_names_no_file_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_without_file_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CONFIG_ENV, "gone.yaml")
     with pytest.raises(
         ConfigError, match=r"^gone.yaml:1: \(file\): cannot be read: No such file or directory$"
@@ -282,14 +278,14 @@ def test_a_variable_that_names_no_file_is_a_config_error(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
-def test_every_file_in_configs_is_right(path: Path) -> None:
+def test_files_in_configs_are_right(path: Path) -> None:
     assert ClusterConfig.load(path).name
 
 
 @pytest.mark.parametrize(
     ("file", "curve"), [("digits.yaml", "auto"), ("digits-curve.yaml", True), ("ssh.yaml", "auto")]
 )
-def test_the_main_job_has_two_workers_of_one_slot_on_loopback(file: str, curve: object) -> None:
+def test_main_job_has_two_workers_on_loopback(file: str, curve: object) -> None:
     loaded = ClusterConfig.load(CONFIGS / file)
     assert (loaded.name, loaded.program, loaded.security.curve) == (
         "digits",
@@ -320,7 +316,7 @@ few = settings(max_examples=50, deadline=None)
     data=st.binary(max_size=200)
     | st.lists(_WORDS, max_size=30).map(lambda words: "".join(words).encode())
 )
-def test_any_bytes_are_a_config_or_a_config_error_and_nothing_else(file: Path, data: bytes) -> None:
+def test_arbitrary_bytes_raise_only_config_error(file: Path, data: bytes) -> None:
     file.write_bytes(data)
     with contextlib.suppress(ConfigError):
         assert isinstance(ClusterConfig.load(file), ClusterConfig)
@@ -334,9 +330,7 @@ _TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
     env=st.dictionaries(_TEXT.filter(lambda name: name and "=" not in name), _TEXT),
     words=st.lists(_TEXT, min_size=1),
 )
-def test_any_text_survives_the_way_to_a_child(
-    file: Path, env: dict[str, str], words: list[str]
-) -> None:
+def test_text_survives_way_to_child(file: Path, env: dict[str, str], words: list[str]) -> None:
     made = ClusterConfig(
         name="c", program=["x", *words], jobs=JobsConfig(worker=WorkerJob(count=1, env=env))
     )

@@ -141,7 +141,7 @@ def test_ne(other: dict[str, list[str]]) -> None:
 
 
 @pytest.mark.parametrize("cluster", [["a:1"], None, "a:1", 3], ids=repr)
-def test_a_cluster_that_is_no_dict_def_or_spec_is_a_type_error(cluster: Any) -> None:
+def test_cluster_of_wrong_type_is_refused(cluster: Any) -> None:
     with pytest.raises(TypeError, match="a cluster is a dict of jobs"):
         ClusterSpec(cluster)
 
@@ -157,7 +157,7 @@ def test_a_cluster_that_is_no_dict_def_or_spec_is_a_type_error(cluster: Any) -> 
         ({7: ["a:1"]}, "job name must be a string, not 7"),
     ],
 )
-def test_a_wrong_type_is_a_type_error_that_names_the_job(cluster: Any, expected: str) -> None:
+def test_type_error_names_job(cluster: Any, expected: str) -> None:
     with pytest.raises(TypeError) as caught:
         ClusterSpec(cluster)
     assert str(caught.value) == expected
@@ -179,7 +179,7 @@ def test_a_wrong_type_is_a_type_error_that_names_the_job(cluster: Any, expected:
         ),
     ],
 )
-def test_a_wrong_index_or_a_second_job_is_a_value_error(cluster: Any, expected: str) -> None:
+def test_bad_index_or_duplicate_job_is_refused(cluster: Any, expected: str) -> None:
     with pytest.raises(ValueError) as caught:
         ClusterSpec(cluster)
     assert str(caught.value) == expected
@@ -191,12 +191,12 @@ def test_indices_go_through_int_and_texts_may_be_bytes() -> None:
 
 
 @pytest.mark.parametrize("index", ["0", 0.0, None, []], ids=repr)
-def test_an_index_that_is_asked_for_must_be_an_int(index: Any) -> None:
+def test_task_address_needs_int_index(index: Any) -> None:
     with pytest.raises(ValueError, match="has no task with index"):
         ClusterSpec({"worker": ["a:1"]}).task_address("worker", index)
 
 
-def test_what_was_given_is_copied_and_the_cluster_def_is_always_the_same_object() -> None:
+def test_argument_copied_and_def_cached() -> None:
     addresses = ["a:1"]
     given = {"worker": addresses}
     spec = ClusterSpec(given)
@@ -209,7 +209,7 @@ def test_what_was_given_is_copied_and_the_cluster_def_is_always_the_same_object(
     assert spec.as_cluster_def() is spec.as_cluster_def()
 
 
-def test_jobs_keep_the_order_of_a_dict_and_are_sorted_from_a_def_or_spec() -> None:
+def test_jobs_ordered_by_dict_or_name() -> None:
     spec = ClusterSpec({"worker": [], "ps": [], "chief": []})
     assert spec.jobs == ["worker", "ps", "chief"]
     assert (
@@ -222,7 +222,7 @@ def test_jobs_keep_the_order_of_a_dict_and_are_sorted_from_a_def_or_spec() -> No
     assert ClusterSpec(unsorted).jobs == ["a", "b"]
 
 
-def test_an_empty_job_has_no_tasks_and_no_error() -> None:
+def test_empty_job_has_no_tasks() -> None:
     spec = ClusterSpec({"worker": []})
     assert (spec.job_tasks("worker"), spec.num_tasks("worker"), spec.as_dict()) == (
         [],
@@ -232,7 +232,7 @@ def test_an_empty_job_has_no_tasks_and_no_error() -> None:
     assert spec.as_cluster_def() == ClusterDef([JobDef("worker")])
 
 
-def test_a_spec_is_unhashable_and_survives_pickle_and_deepcopy() -> None:
+def test_spec_survives_pickle_and_deepcopy() -> None:
     spec = ClusterSpec({"worker": {0: "a:1", 5: "b:1"}})
     with pytest.raises(TypeError, match="unhashable"):
         hash(spec)
@@ -287,7 +287,7 @@ SERVER = ServerDef(
 )
 
 
-def test_a_server_def_survives_dict_bytes_and_copy() -> None:
+def test_server_def_survives_dict_and_bytes() -> None:
     parsed = ServerDef(job_name="other")
     data = SERVER.SerializeToString()
     assert parsed.ParseFromString(data) == len(data)
@@ -303,7 +303,7 @@ def test_a_server_def_survives_dict_bytes_and_copy() -> None:
     assert twin != SERVER
 
 
-def test_a_server_def_survives_yaml() -> None:
+def test_server_def_survives_yaml() -> None:
     assert ServerDef.from_dict(yaml.safe_load(yaml.safe_dump(SERVER.to_dict()))) == SERVER
 
 
@@ -317,7 +317,7 @@ def test_equal_content_gives_equal_bytes() -> None:
     )
 
 
-def test_what_from_dict_makes_shares_nothing_with_its_source() -> None:
+def test_from_dict_copies_its_source() -> None:
     source = SERVER.to_dict()
     made = ServerDef.from_dict(source)
     source["default_session_config"]["nested"]["list"].append("later")
@@ -338,7 +338,7 @@ def test_what_from_dict_makes_shares_nothing_with_its_source() -> None:
     ],
     ids=["empty", "cut", "binary", "list", "type", "inner key", "outer key", "deep"],
 )
-def test_bytes_that_are_no_server_def_are_a_value_error_and_change_nothing(data: bytes) -> None:
+def test_bad_bytes_change_no_server_def(data: bytes) -> None:
     server = SERVER.copy()
     with pytest.raises(ValueError, match="not a ServerDef"):
         server.ParseFromString(data)
@@ -357,15 +357,13 @@ def test_bytes_that_are_no_server_def_are_a_value_error_and_change_nothing(data:
         ("host", 0, "host"),
     ],
 )
-def test_the_port_of_a_server_def_overrides_that_of_its_own_address(
-    address: str, port: int, own: str
-) -> None:
+def test_server_def_port_overrides_address(address: str, port: int, own: str) -> None:
     server = ServerDef(ClusterDef([JobDef("w", {4: address})]), "w", 4, port=port)
     assert server.own_address() == own
 
 
 @pytest.mark.parametrize(("job", "index"), [("w", 1), ("v", 0)])
-def test_a_task_that_the_cluster_lacks_has_no_own_address(job: str, index: int) -> None:
+def test_unknown_task_has_no_own_address(job: str, index: int) -> None:
     server = ServerDef(ClusterDef([JobDef("w", {0: "a:1"})]), job, index)
     with pytest.raises(
         InvalidArgumentError, match=f"task {index} of job '{job}' was not defined in cluster"
@@ -373,7 +371,7 @@ def test_a_task_that_the_cluster_lacks_has_no_own_address(job: str, index: int) 
         server.own_address()
 
 
-def test_a_task_with_device_filters_sees_what_matches_and_itself() -> None:
+def test_filtered_task_sees_matches_and_itself() -> None:
     filters = ClusterDeviceFilters()
     filters.set_device_filters("worker", 0, ["/job:ps/task:1", "/job:chief"])
     filters.set_device_filters("worker", 2, [])

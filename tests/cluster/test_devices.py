@@ -48,12 +48,12 @@ def test_two_names_are_equal_if_their_canonical_forms_are(name: str, canonical: 
         "/job:a task:1",
     ],
 )
-def test_what_names_no_device_is_refused(name: str) -> None:
+def test_bad_device_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="not the name of a device"):
         Device.parse(name)
 
 
-def test_a_partial_name_says_only_what_it_knows() -> None:
+def test_partial_device_name_stays_partial() -> None:
     assert str(Device.parse("/job:ps/task:1")) == "/job:ps/task:1"
     assert Device.parse("/job:ps/cpu:0") == Device("ps", None, None, "CPU", 0)
     assert device_of("worker", 1) == WHOLE

@@ -24,7 +24,7 @@ SPARSE = {"worker": {2: "w:1", 7: "w:2"}}
 @pytest.mark.parametrize(
     "form", [dict, ClusterSpec, lambda jobs: ClusterSpec(jobs).as_cluster_def()]
 )
-def test_a_cluster_may_be_a_dict_a_spec_or_a_def(form: Any) -> None:
+def test_cluster_as_dict_spec_or_def(form: Any) -> None:
     validate_cluster_spec(form(CHIEF), "ps", 1)
     assert coordination_leader(form(CHIEF)) == ("ps", 0)
 
@@ -41,7 +41,7 @@ def test_a_cluster_may_be_a_dict_a_spec_or_a_def(form: Any) -> None:
         ({}, None, None),
     ],
 )
-def test_a_task_of_an_allowed_cluster_is_accepted(
+def test_task_of_allowed_cluster_is_accepted(
     cluster: Any, task_type: str | None, task_id: int | None
 ) -> None:
     validate_cluster_spec(cluster, task_type, task_id)
@@ -77,7 +77,7 @@ def test_a_task_of_an_allowed_cluster_is_accepted(
         (CHIEF, "evaluator", 1, "job 'evaluator' has no task 1; it has 0"),
     ],
 )
-def test_a_cluster_or_task_that_breaks_a_rule_is_a_value_error(
+def test_cluster_rules_raise_value_error(
     cluster: Any, task_type: str | None, task_id: int | None, expected: str
 ) -> None:
     for ask in (validate_cluster_spec, is_chief, collective_leader):
@@ -103,9 +103,7 @@ def test_a_cluster_or_task_that_breaks_a_rule_is_a_value_error(
         ({}, (None, None), True),
     ],
 )
-def test_the_chief_is_the_chief_the_evaluator_or_else_the_first_worker(
-    cluster: Any, task: Any, chief: bool
-) -> None:
+def test_chief_is_chief_evaluator_or_first_worker(cluster: Any, task: Any, chief: bool) -> None:
     assert is_chief(cluster, *task) is chief
 
 
@@ -138,9 +136,7 @@ def test_ids_begin_with_the_chief_and_follow_with_the_workers() -> None:
         ({}, (None, None), None),
     ],
 )
-def test_the_chief_or_else_the_first_worker_leads_collectives(
-    cluster: Any, task: Any, leader: Any
-) -> None:
+def test_collective_leader_is_chief_or_worker(cluster: Any, task: Any, leader: Any) -> None:
     assert collective_leader(cluster, *task) == leader
 
 
@@ -158,7 +154,5 @@ def test_the_chief_or_else_the_first_worker_leads_collectives(
         ({}, None),
     ],
 )
-def test_a_ps_then_the_chief_then_a_worker_leads_the_coordination(
-    cluster: Any, leader: Any
-) -> None:
+def test_coordination_leader_is_ps_chief_or_worker(cluster: Any, leader: Any) -> None:
     assert coordination_leader(cluster) == leader

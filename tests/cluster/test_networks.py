@@ -36,13 +36,13 @@ def cluster(**keys: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_mistake_names_its_key(keys: dict[str, Any], mistake: str) -> None:
+def test_mistake_names_its_key(keys: dict[str, Any], mistake: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ClusterConfig.from_dict(cluster(**keys))
     assert str(caught.value) == f"(dict):1: {mistake}"
 
 
-def test_all_keys_about_addresses_are_taken() -> None:
+def test_address_keys_are_read() -> None:
     jobs = {
         "dispatcher": {"address": "eth1:5050", "advertise": "gateway.example:6050"},
         "worker": {"count": 2, "host": "eth1", "advertise": "gateway.example"},
@@ -55,6 +55,6 @@ def test_all_keys_about_addresses_are_taken() -> None:
     assert config.jobs.ps.advertised_at(0) == "gateway.example:6051"
 
 
-def test_a_task_without_these_keys_tells_where_it_is_bound() -> None:
+def test_task_advertises_bound_address_by_default() -> None:
     assert ServingJob(count=1).advertised_at(0) is None
     assert ServingJob(tasks=["127.0.0.1:5051"]).advertised_at(0) is None

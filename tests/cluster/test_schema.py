@@ -102,15 +102,15 @@ def _checked() -> tuple[dict[str, Any], Any]:
     return top, Draft202012Validator(top)
 
 
-def test_the_schema_accepts_what_is_right() -> None:
+def test_schema_accepts_right_files() -> None:
     assert [name for name, text in RIGHT.items() if not accepts(text)] == []
 
 
-def test_the_schema_refuses_every_mistake_of_structure() -> None:
+def test_schema_refuses_structural_mistakes() -> None:
     assert [name for name, (text, _) in STRUCTURE.items() if accepts(text)] == []
 
 
-def test_every_key_tells_an_editor_what_it_is_for() -> None:
+def test_schema_keys_have_descriptions() -> None:
     made = schema()
     untold = [
         f"{section}.{key}"
@@ -121,6 +121,6 @@ def test_every_key_tells_an_editor_what_it_is_for() -> None:
     assert untold == []
 
 
-def test_the_schema_is_a_fresh_one_each_time() -> None:
+def test_schema_is_a_fresh_dict() -> None:
     schema()["$defs"].clear()
     assert schema()["$defs"]

@@ -13,7 +13,7 @@ from zmqdist.errors import ConfigError, InvalidArgumentError
 from zmqdist.scheduling.shared.config import WorkerConfig
 
 
-def test_a_file_that_says_it_twice_is_refused() -> None:
+def test_threads_given_twice_are_refused() -> None:
     worker = {"count": 2, "threads_per_slot": 1, "env": {"MKL_NUM_THREADS": "2"}}
     with pytest.raises(
         ConfigError, match=re.escape("MKL_NUM_THREADS: is given together with threads_per_slot")
@@ -39,13 +39,11 @@ def test_less_than_one_thread_is_refused() -> None:
         ({"OMP_NUM_THREADS": "2,1"}, 0),
     ],
 )
-def test_the_status_tells_a_number_only_where_the_variables_agree(
-    environment: dict[str, Any], threads: int
-) -> None:
+def test_status_shows_threads_if_variables_agree(environment: dict[str, Any], threads: int) -> None:
     assert blas_threads.threads_in(environment) == threads
 
 
-def test_a_user_who_has_set_one_variable_keeps_all() -> None:
+def test_user_variable_disables_all() -> None:
     assert blas_threads.thread_variables(None, 1, {"MKL_NUM_THREADS": "7"}) == {}
     assert blas_threads.thread_variables(3, 1, {"MKL_NUM_THREADS": "7"}) == dict.fromkeys(
         blas_threads.VARIABLES, "3"

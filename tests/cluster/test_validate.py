@@ -48,13 +48,13 @@ def write(text: str) -> None:
         ),
     ],
 )
-def test_a_right_file_is_told_in_one_line(sample: str, line: str) -> None:
+def test_right_file_is_one_line(sample: str, line: str) -> None:
     write(RIGHT[sample])
     result = run("c.yaml")
     assert (result.exit_code, result.stdout, result.stderr) == (ExitCode.OK, line, "")
 
 
-def test_json_tells_the_same_to_a_program_and_no_value_of_env() -> None:
+def test_json_summary_hides_env() -> None:
     write(RIGHT["everything"])
     result = run("c.yaml", "--json")
     assert json.loads(result.stdout) == {
@@ -76,7 +76,7 @@ def test_json_tells_the_same_to_a_program_and_no_value_of_env() -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(text: str, expected: str) -> None:
+def test_mistake_is_one_line_with_code_2(text: str, expected: str) -> None:
     Path("c.yaml").write_text(text)
     result = run("c.yaml", "--json")
     assert (result.exit_code, result.stdout) == (ExitCode.CONFIG, "")
@@ -85,18 +85,18 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(text: str, expected: st
     assert result.stderr.count("\n") == 1
 
 
-def test_the_schema_needs_no_file() -> None:
+def test_schema_needs_no_file() -> None:
     result = run("--schema")
     assert (result.exit_code, json.loads(result.stdout)) == (ExitCode.OK, schema())
 
 
-def test_neither_file_nor_schema_is_a_wrong_command_line() -> None:
+def test_missing_file_is_a_usage_error() -> None:
     result = run()
     assert result.exit_code == ExitCode.USAGE
     assert "which CONFIG? (only --schema needs none)" in result.stderr
 
 
-def test_the_exit_codes_are_the_documented_ones() -> None:
+def test_exit_codes_are_documented() -> None:
     assert {name: int(code) for name, code in ExitCode.__members__.items()} == {
         "OK": 0,
         "PROGRAM_FAILED": 1,

@@ -23,7 +23,7 @@ def test_bounds_are_taken_and_the_most_of_them_counts_for_cores() -> None:
     assert (worker.min, worker.max, worker.idle_s, worker.most()) == (1, 8, 5.0, 8)
 
 
-def test_without_bounds_the_count_is_the_most() -> None:
+def test_count_is_the_most_without_bounds() -> None:
     worker = config({"count": 2}).jobs.worker
     assert worker is not None
     assert worker.most() == 2
@@ -51,7 +51,7 @@ def test_without_bounds_the_count_is_the_most() -> None:
         ),
     ],
 )
-def test_a_contradiction_is_refused(
+def test_contradicting_bounds_are_refused(
     worker: dict[str, Any], others: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(text)):

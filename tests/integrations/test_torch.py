@@ -37,7 +37,7 @@ def test_arrays_become_tensors() -> None:
     assert second["x"].tolist() == [3, 4, 5]
 
 
-def test_what_is_written_into_a_tensor_does_not_come_again() -> None:
+def test_tensor_writes_stay_private() -> None:
     loader = DataLoader(
         IterableDataset(Dataset.from_tensor_slices(np.ones((2, 3))).cache()), batch_size=None
     )
@@ -47,12 +47,12 @@ def test_what_is_written_into_a_tensor_does_not_come_again() -> None:
             tensor.zero_()
 
 
-def test_a_loader_has_the_length_of_the_dataset() -> None:
+def test_loader_has_length_of_dataset() -> None:
     assert len(IterableDataset(Dataset.range(7))) == 7
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_processes_of_a_loader_share_an_epoch(workers: int) -> None:
+def test_loader_processes_share_epoch(workers: int) -> None:
     loader = DataLoader(
         IterableDataset(Dataset.range(20).batch(2)), batch_size=None, num_workers=workers
     )
@@ -63,7 +63,7 @@ def test_the_processes_of_a_loader_share_an_epoch(workers: int) -> None:
 @pytest.mark.parametrize(
     "stay", [False, True], ids=["new processes each epoch", "processes that stay"]
 )
-def test_the_processes_of_a_loader_share_a_shuffle_that_differs_in_each_epoch(stay: bool) -> None:
+def test_loader_processes_share_shuffle(stay: bool) -> None:
     dataset = Dataset.range(200).shuffle(200)
     loader = DataLoader(
         IterableDataset(dataset), batch_size=None, num_workers=2, persistent_workers=stay
@@ -81,12 +81,12 @@ def test_the_processes_of_a_loader_share_a_shuffle_that_differs_in_each_epoch(st
     ],
     ids=["map in any order", "shuffle in a function"],
 )
-def test_the_processes_of_a_loader_count_one_order(dataset: Dataset) -> None:
+def test_loader_processes_share_order(dataset: Dataset) -> None:
     loader = DataLoader(IterableDataset(dataset), batch_size=None, num_workers=2)
     assert sorted(int(x) for x in loader) == list(range(40))
 
 
-def test_processes_that_stay_read_each_epoch_of_a_distributed_dataset(cluster: TestCluster) -> None:
+def test_persistent_processes_read_each_epoch(cluster: TestCluster) -> None:
     dataset = cluster.distribute(Dataset.range(100), "distributed_epoch").batch(5)
     loader = DataLoader(
         IterableDataset(dataset),
@@ -100,7 +100,7 @@ def test_processes_that_stay_read_each_epoch_of_a_distributed_dataset(cluster: T
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_processes_of_a_loader_read_one_job(cluster: TestCluster, workers: int) -> None:
+def test_loader_processes_share_job(cluster: TestCluster, workers: int) -> None:
     dataset = cluster.distribute(Dataset.range(100), "distributed_epoch").batch(5)
     loader = DataLoader(
         IterableDataset(dataset),

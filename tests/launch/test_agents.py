@@ -69,7 +69,7 @@ def gone(folders: Iterable[Path]) -> bool:
 
 
 @pytest.mark.killed("hosts")
-def test_a_killed_worker_returns_to_its_host(launch: Launcher) -> None:
+def test_killed_worker_returns_to_its_host(launch: Launcher) -> None:
     job = launch(UNTIL_TOLD, run=ON_PIPES)
     job.saw("it runs")
     before = job.worker(1)
@@ -81,7 +81,7 @@ def test_a_killed_worker_returns_to_its_host(launch: Launcher) -> None:
     job.left_nothing()
 
 
-def test_a_worker_whose_agent_is_killed_runs_on_another_host(launch: Launcher) -> None:
+def test_worker_of_killed_agent_moves_to_other_host(launch: Launcher) -> None:
     job = launch(UNTIL_TOLD, run=ON_PIPES)
     job.saw("it runs")
     before = job.worker(1)
@@ -115,7 +115,7 @@ def three_agents(job: Launched) -> dict[int, Path]:
     return job.agents()
 
 
-def test_a_launcher_that_is_killed_leaves_nothing_on_any_host(launch: Launcher) -> None:
+def test_killed_launcher_leaves_nothing_on_hosts(launch: Launcher) -> None:
     job = launch(BUSY, run=ON_PIPES, file=WITH_PS)
     job.saw("a function runs")
     agents = three_agents(job)
@@ -153,7 +153,7 @@ class Pool:
         return role.tail
 
 
-def test_a_ps_keeps_its_port_and_ends_for_good_with_its_host() -> None:
+def test_ps_keeps_port_and_ends_with_host() -> None:
     said: list[str] = []
     pool = AgentPool(pipe_hosts("a", "b"), said.append)
     try:
@@ -181,7 +181,7 @@ def test_a_ps_keeps_its_port_and_ends_for_good_with_its_host() -> None:
         pool.close()
 
 
-def test_a_ps_whose_host_is_lost_is_reported_once_with_the_reason_and_the_remedy(
+def test_ps_of_lost_host_reported_once_with_remedy(
     launch: Launcher,
 ) -> None:
     job = launch(UNTIL_TOLD, run=ON_PIPES, file=WITH_PS)
@@ -200,7 +200,7 @@ def test_a_ps_whose_host_is_lost_is_reported_once_with_the_reason_and_the_remedy
     assert [each for each in job.lines if "ps-0" in each] == [line]
 
 
-def test_a_role_that_finds_no_free_slot_ends_with_that_reason() -> None:
+def test_role_without_free_slot_ends_with_reason() -> None:
     with_one_slot = pipe_host("a", slots=1)
     pool = AgentPool([with_one_slot], lambda line: None)
     try:
@@ -216,7 +216,7 @@ def test_a_role_that_finds_no_free_slot_ends_with_that_reason() -> None:
         pool.close()
 
 
-def test_the_error_of_a_port_that_cannot_be_bound_names_the_host() -> None:
+def test_unbindable_port_error_names_host() -> None:
     pool = AgentPool(pipe_hosts("a"), lambda line: None)
     try:
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -263,7 +263,7 @@ def events(process: subprocess.Popen[bytes], count: int) -> list[dict[str, objec
     return [json.loads(process.stdout.readline()) for _ in range(count)]
 
 
-def test_an_agent_ends_when_no_order_comes_for_its_silence_limit() -> None:
+def test_agent_ends_after_silence_limit() -> None:
     with agent(silence_limit_s=0.5) as process:
         assert process.stdin is not None
         (hello,) = events(process, 1)
@@ -272,7 +272,7 @@ def test_an_agent_ends_when_no_order_comes_for_its_silence_limit() -> None:
         assert not Path(str(hello["folder"])).exists()
 
 
-def test_an_agent_whose_launcher_does_not_read_still_carries_out_orders() -> None:
+def test_agent_obeys_launcher_that_does_not_read() -> None:
     """When a link is cut, lines fill the pipe. The agent must not wait for the pipe before it
     handles the end of its input."""
     with agent() as process:
@@ -287,7 +287,7 @@ def test_an_agent_whose_launcher_does_not_read_still_carries_out_orders() -> Non
 
 
 @pytest.mark.parametrize("how", ["end of input", "SIGTERM", "SIGHUP", "close"])
-def test_an_agent_ends_with_its_roles_and_its_folder(how: str) -> None:
+def test_agent_ends_with_roles_and_folder(how: str) -> None:
     with agent() as process:
         assert process.stdin is not None
         (hello,) = events(process, 1)
@@ -368,7 +368,7 @@ def speaking(tmp_path: Path, *lines: str) -> str:
 
 
 @pytest.mark.parametrize(("event", "told"), BAD, ids=[row[1][3:30] for row in BAD])
-def test_one_sentence_says_why_a_host_cannot_run_roles(
+def test_unfit_host_error_is_one_sentence(
     tmp_path: Path, event: dict[str, object], told: str
 ) -> None:
     python = speaking(tmp_path, json.dumps(event)) if event else speaking(tmp_path)
@@ -380,9 +380,7 @@ def test_one_sentence_says_why_a_host_cannot_run_roles(
 @pytest.mark.parametrize(
     ("ahead_s", "told"), [(601, "10.0 minutes ahead of"), (-601, "10.0 minutes behind")]
 )
-def test_a_clock_that_is_minutes_off_is_a_warning(
-    tmp_path: Path, ahead_s: float, told: str
-) -> None:
+def test_clock_minutes_off_is_a_warning(tmp_path: Path, ahead_s: float, told: str) -> None:
     said: list[str] = []
     python = speaking(tmp_path, json.dumps(HELLO | {"clock_s": time.time() + ahead_s}))
     AgentPool([pipe_host("a", python=python)], said.append).close()
@@ -390,14 +388,14 @@ def test_a_clock_that_is_minutes_off_is_a_warning(
     assert warning.startswith(f"[a] warning: its clock is {told} this host's"), warning
 
 
-def test_what_a_login_shell_prints_before_the_hello_does_no_harm(tmp_path: Path) -> None:
+def test_login_shell_output_before_hello_is_harmless(tmp_path: Path) -> None:
     python = speaking(tmp_path, "Welcome!", "{", json.dumps(HELLO | {"clock_s": time.time()}))
     pool = AgentPool([pipe_host("a", python=python)], lambda line: None)
     assert pool.hello("a").host == "there"
     pool.close()
 
 
-def test_hosts_that_see_this_one_at_two_addresses_need_one_in_the_file(tmp_path: Path) -> None:
+def test_two_own_addresses_need_one_in_file(tmp_path: Path) -> None:
     hosts = []
     for name, seen in (("a", "127.0.0.1"), ("b", "127.0.0.2")):
         (tmp_path / name).mkdir()
@@ -413,7 +411,7 @@ def test_hosts_that_see_this_one_at_two_addresses_need_one_in_the_file(tmp_path:
         pool.close()
 
 
-def test_a_launcher_that_is_stopped_does_not_wait_for_a_silent_host(tmp_path: Path) -> None:
+def test_stopped_launcher_leaves_silent_host(tmp_path: Path) -> None:
     python = speaking(tmp_path, "")
     with pytest.raises(errors.CancelledError):
         AgentPool([pipe_host("a", python=python)], lambda line: None, cancelled=lambda: True)

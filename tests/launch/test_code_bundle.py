@@ -50,13 +50,13 @@ def names(bundle: CodeBundle) -> list[str]:
         return archive.getnames()
 
 
-def test_hidden_files_environments_and_compiled_files_are_left_out(project: Path) -> None:
+def test_hidden_and_compiled_files_left_out(project: Path) -> None:
     bundle = bundle_of(["."], "train.py")
     assert names(bundle) == ["helpers.py", "package/__init__.py", "package/part.py", "train.py"]
     assert (bundle.root, bundle.imports, bundle.files) == (project, (".",), 4)
 
 
-def test_the_folder_of_the_script_is_on_the_module_path_and_the_working_directory_is_the_root(
+def test_script_folder_on_path_and_cwd_is_root(
     project: Path,
 ) -> None:
     (project / "examples").mkdir()
@@ -66,9 +66,7 @@ def test_the_folder_of_the_script_is_on_the_module_path_and_the_working_director
     assert (bundle.root, bundle.imports) == (project, ("examples",))
 
 
-def test_paths_outside_of_the_working_directory_keep_their_places_beside_it(
-    project: Path, tmp_path: Path
-) -> None:
+def test_outer_paths_keep_relative_position(project: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "train.py").write_text("")
     bundle = bundle_of(["helpers.py", "../other"], "../other/train.py")
@@ -76,16 +74,12 @@ def test_paths_outside_of_the_working_directory_keep_their_places_beside_it(
     assert names(bundle) == ["other/train.py", "project/helpers.py"]
 
 
-def test_without_a_script_the_working_directory_is_on_the_module_path(
-    project: Path, tmp_path: Path
-) -> None:
+def test_working_directory_on_path_without_script(project: Path, tmp_path: Path) -> None:
     (tmp_path / "util.py").write_text("")
     assert bundle_of(["helpers.py", "../util.py"], None).imports == ("project",)
 
 
-def test_no_secret_key_and_no_file_outside_of_the_root_travels_and_each_is_named(
-    project: Path, tmp_path: Path
-) -> None:
+def test_secrets_and_outer_files_left_out_by_name(project: Path, tmp_path: Path) -> None:
     keygen(project / "keys")
     (project / "prod.env").write_text("PASSWORD=1")
     (tmp_path / "shadow").write_text("secret")
@@ -106,9 +100,7 @@ def test_no_secret_key_and_no_file_outside_of_the_root_travels_and_each_is_named
     assert ("a secret by its name", "prod.env") in bundle.left_out
 
 
-def test_a_secret_that_code_names_itself_is_sent_and_stays_private(
-    project: Path, tmp_path: Path
-) -> None:
+def test_named_secret_is_sent_and_stays_private(project: Path, tmp_path: Path) -> None:
     (project / "service.pem").write_text("secret")
     (project / "service.pem").chmod(0o600)
     bundle = bundle_of(["service.pem"], None)
@@ -117,7 +109,7 @@ def test_a_secret_that_code_names_itself_is_sent_and_stays_private(
     assert (tmp_path / "there" / "service.pem").stat().st_mode & 0o777 == 0o600
 
 
-def test_the_same_files_have_the_same_digest_whatever_their_times(project: Path) -> None:
+def test_digest_ignores_times_of_files(project: Path) -> None:
     before = bundle_of(["."], None).digest
     os.utime(project / "helpers.py", (1, 1))
     assert bundle_of(["."], None).digest == before
@@ -125,7 +117,7 @@ def test_the_same_files_have_the_same_digest_whatever_their_times(project: Path)
     assert bundle_of(["."], None).digest != before
 
 
-def test_a_large_file_is_left_out_and_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_file_left_out_by_name(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zmqdist.launch.code_bundle.CODE_FILE_BYTES_MAX", 2**20)
     (project / "data.bin").write_bytes(bytes(2**20 + 1))
     bundle = bundle_of(["."], None)
@@ -148,12 +140,12 @@ def test_too_much_code_is_refused_in_one_sentence(
         bundle_of(["."], None)
 
 
-def test_a_path_that_is_not_there_is_named(project: Path) -> None:
+def test_missing_path_is_named(project: Path) -> None:
     with pytest.raises(NotFoundError, match="code: 'gone' does not exist"):
         bundle_of(["gone"], None)
 
 
-def test_an_archive_unpacks_to_the_files_that_were_packed(project: Path, tmp_path: Path) -> None:
+def test_archive_unpacks_to_same_files(project: Path, tmp_path: Path) -> None:
     (project / "train.py").chmod(0o755)
     bundle = bundle_of(["."], None)
     (tmp_path / "there").mkdir()
@@ -183,7 +175,7 @@ def forged(name: str, kind: bytes = tarfile.REGTYPE) -> bytes:
         forged("device", tarfile.CHRTYPE),
     ],
 )
-def test_an_archive_that_leads_outside_is_refused(archive: bytes, tmp_path: Path) -> None:
+def test_archive_leading_outside_is_refused(archive: bytes, tmp_path: Path) -> None:
     folder = tmp_path / "there"
     folder.mkdir()
     with pytest.raises(DataLossError, match="which is no file below its folder"):
@@ -192,7 +184,7 @@ def test_an_archive_that_leads_outside_is_refused(archive: bytes, tmp_path: Path
     assert not list(folder.iterdir())
 
 
-def test_an_archive_of_another_digest_is_refused(tmp_path: Path) -> None:
+def test_archive_of_wrong_digest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataLossError, match="was damaged during the transfer"):
         unpack(forged("a.py"), "0" * 64, tmp_path)
 
@@ -229,17 +221,13 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
     assert not list(made.temporary.iterdir()), "an agent removes the code at its end"
 
 
-def test_a_host_that_has_the_same_files_in_the_same_place_gets_nothing(
-    project: Path, hosts: Hosts
-) -> None:
+def test_host_with_equal_files_gets_no_code(project: Path, hosts: Hosts) -> None:
     hosts.pool.send_code(bundle_of(["."], "train.py"))
     assert hosts.said == []
     assert hosts.received == []
 
 
-def test_each_host_without_the_files_gets_them_once_and_the_user_sees_how_many(
-    project: Path, hosts: Hosts
-) -> None:
+def test_hosts_without_files_get_them_once(project: Path, hosts: Hosts) -> None:
     bundle = bundle_of(["."], "train.py")
     (project / "helpers.py").write_text("VALUE = 2")  # the hosts find another version of the file
     hosts.pool.send_code(bundle)
@@ -249,7 +237,7 @@ def test_each_host_without_the_files_gets_them_once_and_the_user_sees_how_many(
     assert [pack(folder, ["."]).digest for folder in hosts.received] == [bundle.digest] * 2
 
 
-def test_a_larger_bundle_arrives_in_parts(project: Path, hosts: Hosts) -> None:
+def test_large_bundle_arrives_in_parts(project: Path, hosts: Hosts) -> None:
     (project / "noise.py").write_bytes(os.urandom(3 * limits.CODE_PART_BYTES))
     bundle = bundle_of(["."], None)
     (project / "noise.py").unlink()
@@ -257,7 +245,7 @@ def test_a_larger_bundle_arrives_in_parts(project: Path, hosts: Hosts) -> None:
     assert [pack(folder, ["."]).digest for folder in hosts.received] == [bundle.digest] * 2
 
 
-def test_a_bundle_that_cannot_be_unpacked_is_one_sentence_that_names_the_host(hosts: Hosts) -> None:
+def test_unpackable_bundle_error_names_host(hosts: Hosts) -> None:
     bundle = CodeBundle(Path("/nowhere"), (".",), (".",), forged("../outside.py"), 1)
     with pytest.raises(
         UnknownError,

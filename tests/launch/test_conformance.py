@@ -16,6 +16,6 @@ CONFIG = ClusterConfig.from_dict({"name": "c", "program": ["x"], "jobs": {"worke
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("launcher", ["local", "agents"])
-def test_a_launcher_keeps_its_promise(launcher: str, check: Callable[[Rig], None]) -> None:
+def test_launcher_keeps_promise(launcher: str, check: Callable[[Rig], None]) -> None:
     with Rig(CONFIG, pipe_hosts("a", "b") if launcher == "agents" else None) as rig:
         check(rig)

@@ -36,7 +36,7 @@ def connected(local: zd.local_cluster) -> Iterator[Cluster]:
         yield cluster
 
 
-def test_both_kinds_have_the_same_attributes(local: zd.local_cluster, connected: Cluster) -> None:
+def test_cluster_kinds_share_attributes(local: zd.local_cluster, connected: Cluster) -> None:
     public = {name for name in dir(connected) if not name.startswith("_")}
     assert public == {
         "close",
@@ -55,7 +55,7 @@ def test_both_kinds_have_the_same_attributes(local: zd.local_cluster, connected:
         ), name
 
 
-def test_both_say_the_same_of_one_cluster(local: zd.local_cluster, connected: Cluster) -> None:
+def test_cluster_kinds_agree_on_status(local: zd.local_cluster, connected: Cluster) -> None:
     assert connected.workers == local.workers == 2
     assert connected.status().keys() == local.status().keys()
     names = [[row["name"] for row in cluster.status()["workers"]] for cluster in (local, connected)]
@@ -71,14 +71,12 @@ def test_coordinators_and_executors_take_a_connection(connected: Cluster) -> Non
         assert executor.submit(add, 3, 4).result() == 7
 
 
-def test_a_connection_may_be_an_address_with_or_without_scheme(connected: Cluster) -> None:
+def test_address_with_or_without_scheme(connected: Cluster) -> None:
     with zd.connect(connected.target.removeprefix("zmq://")) as again:
         assert again.target == connected.target
 
 
-def test_a_closed_connection_leaves_the_cluster_and_refuses_calls(
-    local: zd.local_cluster, connected: Cluster
-) -> None:
+def test_closed_connection_refuses_calls(local: zd.local_cluster, connected: Cluster) -> None:
     connected.close()
     connected.close()
     for call in (lambda: connected.workers, connected.status, lambda: connected.scale(3)):
@@ -88,7 +86,7 @@ def test_a_closed_connection_leaves_the_cluster_and_refuses_calls(
     assert local.workers == 2
 
 
-def test_a_program_has_the_token_of_its_own_local_cluster() -> None:
+def test_program_has_token_of_own_local_cluster() -> None:
     with zd.local_cluster(workers=1, processes=False) as cluster:
         address = cluster.target.replace("zmq://localhost", "127.0.0.1")
         with zd.Executor(cluster.target) as executor, zd.ClusterCoordinator(address) as coordinator:
@@ -98,7 +96,7 @@ def test_a_program_has_the_token_of_its_own_local_cluster() -> None:
         assert sorted(map(int, zd.data.Dataset.range(3).apply(service))) == [0, 1, 2]
 
 
-def test_a_local_cluster_that_closes_ends_the_coordinator_and_executors_of_its_strategy() -> None:
+def test_closed_cluster_ends_strategy_coordinator() -> None:
     local = zd.local_cluster(workers=1, ps=1, processes=False)
     strategy = zd.ParameterServerStrategy(local)
     coordinator, executor = strategy.coordinator, zd.Executor(strategy)
@@ -110,7 +108,7 @@ def test_a_local_cluster_that_closes_ends_the_coordinator_and_executors_of_its_s
     strategy.close()
 
 
-def test_a_dispatcher_without_launcher_refuses_to_scale() -> None:
+def test_scale_refused_without_launcher() -> None:
     with zd.DispatchServer() as dispatcher, zd.connect(dispatcher.target) as connected:
         with pytest.raises(errors.FailedPreconditionError, match=NO_LAUNCHER[:40]):
             connected.scale(3)
@@ -118,7 +116,7 @@ def test_a_dispatcher_without_launcher_refuses_to_scale() -> None:
             connected.scale(-1)
 
 
-def test_a_strategy_says_that_an_address_alone_names_no_ps(connected: Cluster) -> None:
+def test_strategy_at_address_has_no_ps(connected: Cluster) -> None:
     with pytest.raises(ValueError, match="what connect returned for a cluster file with ps"):
         zd.ParameterServerStrategy(connected)
 
@@ -131,14 +129,12 @@ WRONG: list[tuple[str, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("place", "kind", "told"), WRONG, ids=[row[0] for row in WRONG])
-def test_what_is_no_place_is_an_error_that_says_what_is(
-    place: str, kind: type[Exception], told: str
-) -> None:
+def test_bad_target_error_names_valid_forms(place: str, kind: type[Exception], told: str) -> None:
     with pytest.raises(kind, match=told):
         zd.connect(place)
 
 
-def test_without_argument_and_environment_the_error_says_what_to_write(
+def test_missing_target_error_has_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("ZMQDIST_CONFIG", raising=False)
@@ -147,7 +143,7 @@ def test_without_argument_and_environment_the_error_says_what_to_write(
 
 
 @pytest.mark.parametrize("timeout", [0, 0.2])
-def test_nothing_that_listens_is_an_error_in_time(timeout: float) -> None:
+def test_silent_address_error_in_time(timeout: float) -> None:
     address = free_address()
     with pytest.raises(
         errors.UnavailableError,
@@ -156,7 +152,7 @@ def test_nothing_that_listens_is_an_error_in_time(timeout: float) -> None:
         zd.connect(address, timeout=timeout)
 
 
-def test_another_server_is_not_taken_for_a_dispatcher() -> None:
+def test_rpc_server_is_no_dispatcher() -> None:
     with zd.rpc.Server.create("zmq", "127.0.0.1:0") as server:  # noqa: SIM117
         with pytest.raises(
             errors.FailedPreconditionError, match=f"the server at {server.address} is no dispatcher"
@@ -164,7 +160,7 @@ def test_another_server_is_not_taken_for_a_dispatcher() -> None:
             zd.connect(server.address)
 
 
-def test_a_local_cluster_of_processes_grows_shrinks_and_counts_what_it_is_to_have() -> None:
+def test_local_cluster_grows_and_shrinks() -> None:
     with zd.local_cluster(workers=1) as cluster, cluster.coordinator() as coordinator:
         cluster.scale(3)
         assert cluster.workers == 3
@@ -187,7 +183,7 @@ def test_a_local_cluster_of_processes_grows_shrinks_and_counts_what_it_is_to_hav
         assert coordinator.schedule(abs, (-1,), worker=1).fetch() == 1
 
 
-def test_a_local_cluster_refuses_to_lose_a_kept_value() -> None:
+def test_local_cluster_protects_kept_value() -> None:
     with (
         zd.local_cluster(workers=2, processes=False) as cluster,
         cluster.coordinator() as coordinator,
@@ -202,16 +198,14 @@ def test_a_local_cluster_refuses_to_lose_a_kept_value() -> None:
 
 
 @pytest.mark.parametrize("count", [-1, 1.5, "2"])
-def test_a_size_that_is_none_is_refused(local: zd.local_cluster, count: object) -> None:
+def test_invalid_size_is_refused(local: zd.local_cluster, count: object) -> None:
     with pytest.raises(
         errors.InvalidArgumentError, match=f"count is {count!r}, wants a number, 0 or more"
     ):
         local.scale(count)  # type: ignore[arg-type]
 
 
-def test_a_launched_cluster_is_found_by_its_file_and_can_be_scaled(
-    launch: Launcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launched_cluster_found_by_file(launch: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     job = launch(
         UNTIL_TOLD, file=FILE.replace("count: 2", "count: 1") + "security: {results: safe}\n"
     )

@@ -48,30 +48,30 @@ def request(
     return machine.handle(SizeRequested(1, count, 2.0, seen, force), 10.0)
 
 
-def test_a_request_starts_workers_under_the_lowest_free_indices() -> None:
+def test_request_starts_lowest_free_indices() -> None:
     machine = registered(2)
     assert request(machine, 4) == [StartWorker(2), StartWorker(3), AcceptSize(1, 4, (2, 3), ())]
     assert (machine.wanted, machine.starting) == (4, [2, 3])
 
 
-def test_an_index_of_a_worker_that_was_started_by_hand_is_not_taken() -> None:
+def test_manual_worker_keeps_its_index() -> None:
     machine = registered(1)
     machine.handle(RegisteredChanged(frozenset({0, 1})), 1.0)
     assert request(machine, 2)[0] == StartWorker(2)
 
 
-def test_a_request_takes_the_workers_that_lose_least() -> None:
+def test_request_removes_workers_with_least_loss() -> None:
     seen = (SeenWorker(0, 1, 0, 0), SeenWorker(1, 1, 1, 0), SeenWorker(2, 1, 0, 0, burden=2))
     assert request(registered(3), 1, seen)[-1] == AcceptSize(1, 1, (), (0, 1))
 
 
-def test_a_worker_that_has_not_registered_leaves_first_and_by_a_signal() -> None:
+def test_unregistered_worker_leaves_first_by_signal() -> None:
     machine = registered(2)
     request(machine, 3)
     assert request(machine, 2, idle(0, 1)) == [StopWorker(2), AcceptSize(1, 2, (), (2,))]
 
 
-def test_workers_that_may_not_leave_refuse_the_size_unless_it_is_forced() -> None:
+def test_size_refused_unless_forced() -> None:
     machine = registered(2)
     seen = (SeenWorker(0, 1, 0, 0, 1, refused=True), SeenWorker(1, 1, 0, 0, 1, refused=True))
     assert request(machine, 1, seen) == [RefuseSize(1, refused=(1,))]
@@ -95,13 +95,11 @@ def test_workers_that_may_not_leave_refuse_the_size_unless_it_is_forced() -> Non
         ),
     ],
 )
-def test_a_size_out_of_bounds_is_refused_with_the_bounds(
-    bounds: SizeBounds, count: int, problem: str
-) -> None:
+def test_size_out_of_bounds_is_refused(bounds: SizeBounds, count: int, problem: str) -> None:
     assert request(registered(2, bounds), count) == [RefuseSize(1, problem)]
 
 
-def test_the_index_of_a_worker_that_leaves_is_free_once_its_process_has_ended() -> None:
+def test_index_free_after_end_of_process() -> None:
     machine = registered(2)
     request(machine, 1, idle(0, 1))
     assert request(machine, 2, idle(0, 1))[0] == StartWorker(2)
@@ -109,14 +107,14 @@ def test_the_index_of_a_worker_that_leaves_is_free_once_its_process_has_ended() 
     assert request(machine, 3, idle(0))[0] == StartWorker(1)
 
 
-def test_a_start_waits_for_room_until_a_worker_that_leaves_has_ended() -> None:
+def test_start_waits_for_room() -> None:
     machine = registered(2, SizeBounds(room=2))
     request(machine, 1, idle(0, 1))
     assert request(machine, 2, idle(0, 1)) == [AcceptSize(1, 2, (), ())]
     assert machine.handle(WorkerEnded(1, in_order=True, restarts=False), 11.0) == [StartWorker(1)]
 
 
-def test_after_a_host_was_lost_a_size_for_which_the_others_have_no_room_is_refused() -> None:
+def test_size_beyond_remaining_room_is_refused() -> None:
     machine = registered(3, SizeBounds(room=4, room_reason="the hosts have 4 slots"))
     assert machine.handle(RoomChanged(2, "the hosts have 2 slots"), 1.0) == []
     machine.handle(WorkerEnded(2, in_order=False, restarts=False), 1.0)
@@ -127,7 +125,7 @@ def test_after_a_host_was_lost_a_size_for_which_the_others_have_no_room_is_refus
     assert machine.wanted == 2
 
 
-def test_a_worker_that_failed_with_its_host_starts_again_when_there_is_room() -> None:
+def test_worker_of_lost_host_starts_with_room() -> None:
     machine = registered(4, SizeBounds(room=4))
     assert request(machine, 3, idle(0, 1, 2, 3))[0] == DrainWorker(3, 2.0)
     machine.handle(RoomChanged(3, "the hosts have 3 slots"), 11.0)
@@ -136,7 +134,7 @@ def test_a_worker_that_failed_with_its_host_starts_again_when_there_is_room() ->
     assert machine.handle(WorkerEnded(3, in_order=True, restarts=False), 12.0) == [StartWorker(0)]
 
 
-def test_work_that_waits_does_not_lower_a_size_for_which_the_hosts_have_no_room_any_more() -> None:
+def test_backlog_never_lowers_size_beyond_room() -> None:
     machine = registered(3, SizeBounds(1, 4, 5.0, room=4))
     machine.handle(RoomChanged(2, "the hosts have 2 slots"), 1.0)
     busy = (SeenWorker(0, 2, 2, 0),)
@@ -145,7 +143,7 @@ def test_work_that_waits_does_not_lower_a_size_for_which_the_hosts_have_no_room_
     assert machine.wanted == 3
 
 
-def test_a_worker_that_outlives_its_grace_is_killed_once() -> None:
+def test_overdue_worker_killed_once() -> None:
     machine = registered(2)
     request(machine, 1, idle(0, 1))
     due = 10.0 + 2.0 + LEAVE_MARGIN_S
@@ -155,33 +153,33 @@ def test_a_worker_that_outlives_its_grace_is_killed_once() -> None:
     assert machine.handle(Ticked(), due + 100) == []
 
 
-def test_a_worker_that_the_dispatcher_does_not_know_is_stopped_by_a_signal() -> None:
+def test_undrained_worker_stopped_by_signal() -> None:
     machine = registered(2)
     request(machine, 1, idle(0, 1))
     assert machine.handle(DrainFailed(1), 11.0) == [StopWorker(1)]
 
 
-def test_a_worker_that_failed_is_not_replaced_until_a_user_asks() -> None:
+def test_failed_worker_replaced_only_by_request() -> None:
     machine = registered(2)
     assert machine.handle(WorkerEnded(1, in_order=False, restarts=False), 1.0) == []
     assert (machine.wanted, machine.failed) == (2, [1])
     assert request(machine, 2, idle(0)) == [StartWorker(1), AcceptSize(1, 2, (1,), ())]
 
 
-def test_a_worker_that_is_restarted_counts_all_the_time() -> None:
+def test_restarting_worker_counts() -> None:
     machine = registered(2)
     assert machine.handle(WorkerEnded(1, in_order=False, restarts=True), 1.0) == []
     assert (machine.wanted, machine.starting) == (2, [1])
 
 
-def test_the_size_follows_a_worker_that_an_admin_drained_but_not_below_min() -> None:
+def test_size_follows_drained_worker_down_to_min() -> None:
     machine = registered(3, SizeBounds(2, 4, 5.0))
     assert machine.handle(WorkerEnded(2, in_order=True, restarts=False), 1.0) == []
     assert machine.wanted == 2
     assert machine.handle(WorkerEnded(1, in_order=True, restarts=False), 2.0) == [StartWorker(1)]
 
 
-def test_the_size_grows_when_work_has_waited_and_up_to_max() -> None:
+def test_size_grows_with_backlog_up_to_max() -> None:
     machine = registered(1, SizeBounds(1, 4, 5.0))
     busy = (SeenWorker(0, 2, 2, 0),)
     assert machine.handle(ClusterSeen(3, busy), 1.0) == []
@@ -200,13 +198,13 @@ def test_work_that_a_worker_has_beyond_its_slots_waits_as_well() -> None:
     ]
 
 
-def test_a_short_burst_starts_nothing() -> None:
+def test_short_burst_starts_nothing() -> None:
     machine = registered(1, SizeBounds(1, 4, 5.0))
     for now, queued in ((1.0, 9), (1.5, 0), (2.0, 9), (2.5, 9)):
         assert machine.handle(ClusterSeen(queued, idle(0)), now) == []
 
 
-def test_idle_workers_leave_down_to_min_and_those_that_keep_something_stay() -> None:
+def test_idle_workers_leave_down_to_min() -> None:
     machine = registered(4, SizeBounds(1, 4, 5.0))
     seen = (*idle(0, 1), SeenWorker(2, 1, 0, 0, burden=1), *idle(3))
     assert machine.handle(ClusterSeen(0, seen), 1.0) == []
@@ -217,7 +215,7 @@ def test_idle_workers_leave_down_to_min_and_those_that_keep_something_stay() -> 
     assert machine.wanted == 1
 
 
-def test_a_worker_that_ended_work_between_two_looks_was_not_idle() -> None:
+def test_worker_with_finished_work_is_not_idle() -> None:
     machine = registered(2, SizeBounds(1, 4, 5.0))
     machine.handle(ClusterSeen(0, idle(0, 1)), 1.0)
     machine.handle(ClusterSeen(0, idle(0, 1, done=7)), 4.0)
@@ -225,13 +223,13 @@ def test_a_worker_that_ended_work_between_two_looks_was_not_idle() -> None:
     assert machine.handle(ClusterSeen(0, idle(0, 1, done=7)), 9.0) == [DrainWorker(1, GRACE_S)]
 
 
-def test_without_bounds_the_size_does_not_change_by_itself() -> None:
+def test_size_constant_without_bounds() -> None:
     machine = registered(2, SizeBounds(idle_s=inf))
     for now in (0.0, 50.0, 1e6):
         assert machine.handle(ClusterSeen(99, idle(0, 1)), now) == []
 
 
-def test_after_the_close_each_request_is_refused_and_nothing_happens() -> None:
+def test_closed_machine_refuses_requests() -> None:
     machine = registered(2, SizeBounds(1, 4, 5.0))
     machine.handle(Closing(), 1.0)
     assert request(machine, 4) == [RefuseSize(1, "the cluster shuts down")]

@@ -49,7 +49,7 @@ def killed(*arguments: str) -> None:
     assert subprocess.run(command, timeout=50, check=False).returncode == -signal.SIGKILL
 
 
-def test_a_folder_is_private_and_is_removed_when_it_is_closed(temporary: Path) -> None:
+def test_folder_is_private_until_closed(temporary: Path) -> None:
     folder = RunFolder()
     assert folder.path.parent == temporary
     assert folder.path.stat().st_mode & 0o777 == 0o700
@@ -59,7 +59,7 @@ def test_a_folder_is_private_and_is_removed_when_it_is_closed(temporary: Path) -
     assert not list(temporary.iterdir())
 
 
-def test_the_folder_of_a_killed_owner_is_removed_with_the_next_new_folder(temporary: Path) -> None:
+def test_folder_of_killed_owner_is_removed(temporary: Path) -> None:
     killed()
     (left,) = temporary.iterdir()
     assert (left / "token").exists()
@@ -68,7 +68,7 @@ def test_the_folder_of_a_killed_owner_is_removed_with_the_next_new_folder(tempor
     folder.close()
 
 
-def test_a_folder_whose_removal_was_cut_off_is_removed_with_the_next_new_folder(
+def test_unfinished_removal_is_completed(
     temporary: Path,
 ) -> None:
     left = temporary / "zmqdist-x.removed"
@@ -80,7 +80,7 @@ def test_a_folder_whose_removal_was_cut_off_is_removed_with_the_next_new_folder(
 
 
 @pytest.mark.parametrize("remover", ["its owner", "the next owner"])
-def test_nothing_can_be_written_at_the_path_of_a_folder_while_it_is_removed(
+def test_path_unwritable_during_removal(
     temporary: Path, monkeypatch: pytest.MonkeyPatch, remover: str
 ) -> None:
     if remover == "its owner":
@@ -107,7 +107,7 @@ def test_nothing_can_be_written_at_the_path_of_a_folder_while_it_is_removed(
     assert not list(temporary.iterdir())
 
 
-def test_a_folder_that_cannot_be_renamed_is_removed_nevertheless(temporary: Path) -> None:
+def test_unrenamable_folder_is_removed(temporary: Path) -> None:
     killed()
     (left,) = temporary.iterdir()
     other = left.with_name(f"{left.name}.removed")
@@ -117,7 +117,7 @@ def test_a_folder_that_cannot_be_renamed_is_removed_nevertheless(temporary: Path
     assert list(temporary.iterdir()) == [other]
 
 
-def test_two_processes_that_look_at_once_for_folders_left_behind_do_not_see_each_other_as_owners(
+def test_two_cleaners_see_no_owner(
     temporary: Path,
 ) -> None:
     killed()
@@ -131,9 +131,7 @@ def test_two_processes_that_look_at_once_for_folders_left_behind_do_not_see_each
 @pytest.mark.parametrize(
     "what", ["its owner lives", "of no run", "being made", "a link", "another name", "a file"]
 )
-def test_a_folder_in_use_or_of_another_kind_is_left_alone(
-    what: str, temporary: Path, tmp_path: Path
-) -> None:
+def test_foreign_or_used_folder_stays(what: str, temporary: Path, tmp_path: Path) -> None:
     folder = None
     place = temporary / ("other-x" if what == "another name" else "zmqdist-x")
     if what == "its owner lives":
@@ -155,7 +153,7 @@ def test_a_folder_in_use_or_of_another_kind_is_left_alone(
         folder.close()
 
 
-def test_a_folder_that_a_forked_child_of_its_owner_may_still_use_stays(temporary: Path) -> None:
+def test_folder_of_forked_child_stays(temporary: Path) -> None:
     code = KILLED.replace("signal.pause()", "print(os.getpid(), flush=True); signal.pause()")
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", code, "forks"], stdout=subprocess.PIPE
@@ -173,7 +171,7 @@ def test_a_folder_that_a_forked_child_of_its_owner_may_still_use_stays(temporary
     assert not list(temporary.iterdir())
 
 
-def test_the_token_of_a_killed_launcher_is_removed_when_the_next_cluster_starts(
+def test_token_of_killed_launcher_is_removed(
     launch: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = launch("import time\nprint('up', flush=True)\nwhile True: time.sleep(1)")

@@ -20,7 +20,7 @@ from zmqdist.launch.launcher import launch as launch_here
 Launcher = Callable[..., Launched]
 
 
-def test_a_port_of_a_ps_that_is_in_use_is_an_error_before_any_process_starts(
+def test_used_ps_port_error_before_any_process(
     tmp_path: Path,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -33,7 +33,7 @@ def test_a_port_of_a_ps_that_is_in_use_is_an_error_before_any_process_starts(
             launch_here(ClusterConfig.load(str(file)))
 
 
-def test_a_killed_ps_is_started_again_at_its_address_and_its_loss_is_printed(
+def test_killed_ps_restarts_at_its_address(
     launch: Launcher,
 ) -> None:
     job = launch(UNTIL_TOLD, file=WITH_PS)

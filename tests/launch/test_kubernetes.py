@@ -83,7 +83,7 @@ def mounted(pod: dict[str, Any]) -> set[str]:
 # -- what they say ---------------------------------------------------------------------------------
 
 
-def test_a_file_gives_one_object_for_each_thing_that_it_describes(config: Load) -> None:
+def test_file_gives_one_object_per_job(config: Load) -> None:
     text = render(config(FULL))
     assert list(named(text)) == [
         "ConfigMap/train-config",
@@ -99,11 +99,11 @@ def test_a_file_gives_one_object_for_each_thing_that_it_describes(config: Load) 
     assert {each["metadata"]["namespace"] for each in documents(text)} == {"training"}
 
 
-def test_the_same_file_gives_the_same_bytes(config: Load) -> None:
+def test_manifests_are_deterministic(config: Load) -> None:
     assert render(config(FULL), ["--fast"], 5.0) == render(config(FULL), ["--fast"], 5.0)
 
 
-def test_the_cluster_file_in_the_pods_has_names_of_services_as_addresses(config: Load) -> None:
+def test_pod_file_has_service_addresses(config: Load) -> None:
     objects = named(render(config(FULL)))
     (text,) = objects["ConfigMap/train-config"]["data"].values()
     raw = yaml.safe_load(text)
@@ -127,7 +127,7 @@ def test_the_cluster_file_in_the_pods_has_names_of_services_as_addresses(config:
     assert "clusterIP" not in objects["Service/train-dispatcher"]["spec"]
 
 
-def test_a_service_finds_the_pods_of_its_job_and_no_others(config: Load) -> None:
+def test_service_selects_pods_of_its_job(config: Load) -> None:
     objects = named(render(config(FULL)))
     templates = [
         each["spec"]["template"] for each in objects.values() if "template" in each.get("spec", {})
@@ -140,7 +140,7 @@ def test_a_service_finds_the_pods_of_its_job_and_no_others(config: Load) -> None
         assert port["name"] == objects[f"Service/train-{job}"]["spec"]["ports"][0]["targetPort"]
 
 
-def test_each_pod_mounts_the_keys_of_its_role_only(config: Load) -> None:
+def test_pod_mounts_keys_of_its_role_only(config: Load) -> None:
     found = {name: mounted(pod) for name, pod in pods(named(render(config(FULL)))).items()}
     assert found == {
         "dispatcher": {"server.key", "authorized", "server.pub", "client.key"},
@@ -151,9 +151,7 @@ def test_each_pod_mounts_the_keys_of_its_role_only(config: Load) -> None:
     }
 
 
-def test_the_secret_is_named_and_one_command_makes_it_with_all_that_is_mounted(
-    config: Load, tmp_path: Path
-) -> None:
+def test_secret_command_has_all_mounted_files(config: Load, tmp_path: Path) -> None:
     loaded = config(FULL)
     text, command = render(loaded), secret_command(loaded)
     secrets = [
@@ -174,7 +172,7 @@ def test_the_secret_is_named_and_one_command_makes_it_with_all_that_is_mounted(
     )
 
 
-def test_a_pod_has_its_resources_and_the_slots_of_its_cores(config: Load) -> None:
+def test_pod_has_resources_and_slots(config: Load) -> None:
     text = render(config(FULL))
     found = pods(named(text))
     assert found["worker"]["containers"][0]["resources"] == {
@@ -197,23 +195,21 @@ def test_a_pod_has_its_resources_and_the_slots_of_its_cores(config: Load) -> Non
         ("slots: 2", "null", None),
     ],
 )
-def test_the_slots_of_a_pod_share_its_cores(
-    config: Load, keys: str, cpu: str, threads: int | None
-) -> None:
+def test_pod_slots_share_cores(config: Load, keys: str, cpu: str, threads: int | None) -> None:
     image = f"kubernetes: {{image: x, resources: {{worker: {{cpu: {cpu}}}}}}}\n"
     text = render(config(f"{TOP}jobs: {{worker: {{count: 1, {keys}}}}}\n{image}"))
     file = yaml.safe_load(named(text)["ConfigMap/train-config"]["data"]["cluster.yaml"])
     assert file["jobs"]["worker"].get("threads_per_slot") == threads
 
 
-def test_every_pod_of_the_cluster_takes_its_free_ports_from_the_range(config: Load) -> None:
+def test_pods_take_ports_from_range(config: Load) -> None:
     found = pods(named(render(config(FULL + "ports: 6000-6100\n"))))
     assert {
         name for name, pod in found.items() if variables(pod).get("ZMQDIST_PORTS") == "6000-6100"
     } == set(found) - {"evaluator"}
 
 
-def test_every_pod_is_without_root_privileges_and_the_token_of_the_api(config: Load) -> None:
+def test_pods_have_no_privileges_nor_token(config: Load) -> None:
     for pod in pods(named(render(config(TOP + JOBS + IMAGE)))).values():
         assert pod["automountServiceAccountToken"] is False
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -224,7 +220,7 @@ def test_every_pod_is_without_root_privileges_and_the_token_of_the_api(config: L
         assert pod["securityContext"]["runAsUser"] == 4711
 
 
-def test_variables_of_a_job_are_in_its_pods_only_and_keep_their_dollars(config: Load) -> None:
+def test_job_variables_in_own_pods_keep_dollars(config: Load) -> None:
     text = render(config(FULL))
     found = pods(named(text))
     assert variables(found["worker"])["PRICE"] == "5$$ $$(POD_INDEX)"
@@ -236,7 +232,7 @@ def test_variables_of_a_job_are_in_its_pods_only_and_keep_their_dollars(config: 
     assert found["evaluator"]["containers"][0]["command"] == ["python", "app/evaluate.py", "$$HOME"]
 
 
-def test_a_task_knows_which_one_it_is_by_the_index_of_its_pod(config: Load) -> None:
+def test_task_index_is_pod_index(config: Load) -> None:
     found = pods(named(render(config(FULL))))
     for job, task, index in (
         ("worker", "worker", "7"),
@@ -251,20 +247,20 @@ def test_a_task_knows_which_one_it_is_by_the_index_of_its_pod(config: Load) -> N
         assert len(tf_config["cluster"]["worker"]) == 3
 
 
-def test_an_evaluator_has_no_dispatcher(config: Load) -> None:
+def test_evaluator_has_no_dispatcher(config: Load) -> None:
     evaluator = variables(pods(named(render(config(FULL))))["evaluator"])
     assert "ZMQDIST_CONFIG" not in evaluator
     assert json.loads(evaluator["TF_CONFIG"])["task"] == {"type": "evaluator", "index": 0}
 
 
-def test_a_pod_has_longer_to_end_than_its_role(config: Load) -> None:
+def test_pod_grace_exceeds_role_grace(config: Load) -> None:
     found = pods(named(render(config(TOP + JOBS + IMAGE), grace_s=30.0)))
     assert {pod["terminationGracePeriodSeconds"] for pod in found.values()} == {35}
     assert found["worker"]["containers"][0]["command"][-2:] == ["--grace", "30"]
     assert found["program"]["restartPolicy"] == "Never"
 
 
-def test_a_work_dir_is_on_a_volume_that_outlives_the_pod(config: Load) -> None:
+def test_work_dir_is_on_a_lasting_volume(config: Load) -> None:
     objects = named(render(config(FULL)))
     spec = objects["StatefulSet/train-dispatcher"]["spec"]
     (claim,) = spec["volumeClaimTemplates"]
@@ -325,9 +321,7 @@ def mistakes(value: Any, kind: str, place: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("text", [FULL, TOP + JOBS + IMAGE])
-def test_every_key_is_known_to_kubernetes_and_has_a_value_of_its_type(
-    config: Load, text: str
-) -> None:
+def test_manifest_keys_fit_kubernetes_schema(config: Load, text: str) -> None:
     for each in documents(render(config(text))):
         assert list(mistakes(each, KINDS[each["kind"]].__name__, each["kind"])) == []
     wrong = {
@@ -398,7 +392,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_key_that_has_no_meaning_in_a_pod_is_refused(
+def test_key_without_meaning_in_pod_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, problem = REFUSED[name]
@@ -409,7 +403,7 @@ def test_a_key_that_has_no_meaning_in_a_pod_is_refused(
     assert str(caught.value) == problem
 
 
-def test_the_command_writes_manifests_and_says_how_the_secret_is_made(tmp_path: Path) -> None:
+def test_command_prints_manifests_and_secret(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(TOP + JOBS + IMAGE)
     done = run_here(
         "launch", "c.yaml", "--on", "kubernetes", "--render", "--", "--rate", "1", cwd=tmp_path
@@ -421,7 +415,7 @@ def test_the_command_writes_manifests_and_says_how_the_secret_is_made(tmp_path: 
     )
 
 
-def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
+def test_command_names_missing_option(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(TOP + JOBS + IMAGE)
     (tmp_path / "none.yaml").write_text(TOP + JOBS)
     for arguments, problem in (
@@ -443,7 +437,7 @@ def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
         assert done.err.startswith(f"zmqdist launch: {problem}")
 
 
-def test_validate_checks_what_kubernetes_needs_and_not_the_files_of_this_host(
+def test_validate_checks_kubernetes_keys_only(
     tmp_path: Path,
 ) -> None:
     file = TOP.replace("python", "program-of-the-image") + JOBS + "launcher: kubernetes\n"
@@ -485,9 +479,7 @@ BESIDE = """
 
 @pytest.mark.timeout(120)
 @pytest.mark.processes("launch")
-def test_processes_in_place_of_the_pods_run_the_program_to_its_end(
-    config: Load, tmp_path: Path
-) -> None:
+def test_pod_processes_run_program_to_end(config: Load, tmp_path: Path) -> None:
     for name, text in (("train.py", PROGRAM), ("beside.py", BESIDE)):
         (tmp_path / "app").mkdir(exist_ok=True)
         (tmp_path / "app" / name).write_text(textwrap.dedent(text))

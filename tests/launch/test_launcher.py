@@ -19,7 +19,7 @@ Launcher = Callable[..., Launched]
 
 
 @pytest.mark.processes("launch")
-def test_a_program_has_its_arguments_finds_the_cluster_and_gives_the_exit_code(
+def test_program_gets_arguments_and_cluster(
     launch: Launcher,
 ) -> None:
     program = """
@@ -37,7 +37,7 @@ def test_a_program_has_its_arguments_finds_the_cluster_and_gives_the_exit_code(
 
 
 @pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM"])
-def test_a_signal_ends_everything_and_leaves_nothing(launch: Launcher, how: str) -> None:
+def test_signal_ends_all_and_leaves_nothing(launch: Launcher, how: str) -> None:
     job = launch(BUSY)
     job.saw("a function runs")
     if how == "Ctrl-C":
@@ -58,7 +58,7 @@ COUNTS = """
 
 
 @pytest.mark.parametrize("at", ["terminal", "group"])
-def test_a_program_gets_one_sigint_for_a_ctrl_c(launch: Launcher, at: str) -> None:
+def test_program_gets_one_sigint_per_ctrl_c(launch: Launcher, at: str) -> None:
     """Wherever the program's standard input comes from: a second KeyboardInterrupt would interrupt
     the handling of the first."""
     keyboard, terminal = os.openpty()
@@ -94,7 +94,7 @@ sys.exit(launcher.launch(ClusterConfig.load(sys.argv[1]), sys.argv[3:], grace_s=
 """
 
 
-def test_a_ctrl_c_while_the_program_starts_reaches_it_once(launch: Launcher) -> None:
+def test_early_ctrl_c_reaches_program_once(launch: Launcher) -> None:
     """The program gets the signal from the terminal, although the launcher does not know the
     program's pid yet."""
     program = COUNTS.replace('print("ready", flush=True)', 'open("blocks", "w").close()')
@@ -143,7 +143,7 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("before", "after", "kind", "told"), REFUSED, ids=[row[3][:20] for row in REFUSED]
 )
-def test_a_program_that_cannot_start_is_refused_before_any_process_starts(
+def test_unstartable_program_refused_first(
     tmp_path: Path, before: str, after: str, kind: type[Exception], told: str
 ) -> None:
     file = tmp_path / "cluster.yaml"
@@ -153,7 +153,7 @@ def test_a_program_that_cannot_start_is_refused_before_any_process_starts(
     assert str(caught.value) == told
 
 
-def test_a_port_in_use_is_an_error_before_any_process_starts(tmp_path: Path) -> None:
+def test_used_port_error_before_any_process(tmp_path: Path) -> None:
     with DispatchServer() as other:
         file = tmp_path / "cluster.yaml"
         file.write_text(FILE.replace("127.0.0.1:0", other.address))

@@ -36,7 +36,7 @@ def pids(coordinator: ClusterCoordinator, count: int) -> set[int]:
     return set(coordinator.fetch([coordinator.schedule(os.getpid) for _ in range(count)]))
 
 
-def test_a_cluster_that_closes_ends_what_its_coordinators_wait_for(tmp_path: Path) -> None:
+def test_closed_cluster_ends_work_of_coordinators(tmp_path: Path) -> None:
     with zd.local_cluster(workers=1, processes=False) as cluster:
         coordinator = cluster.coordinator()
         values = [coordinator.submit(waits, tmp_path) for _ in range(3)]
@@ -53,7 +53,7 @@ def test_a_cluster_that_closes_ends_what_its_coordinators_wait_for(tmp_path: Pat
 @pytest.mark.parametrize(
     "host", ["LOCALHOST.", "[::1]", "::1", "0:0:0:0:0:0:0:1", "[::ffff:127.0.0.1]", "lo"]
 )
-def test_the_host_of_a_cluster_may_have_any_spelling(host: str) -> None:
+def test_host_in_any_spelling(host: str) -> None:
     if ":" in host and not Path("/proc/net/if_inet6").exists():
         pytest.skip("this host has no IPv6")
     with (
@@ -64,7 +64,7 @@ def test_the_host_of_a_cluster_may_have_any_spelling(host: str) -> None:
 
 
 @pytest.mark.parametrize("processes", [False, True])
-def test_a_cluster_that_nothing_refers_to_any_more_is_closed(processes: bool) -> None:
+def test_unreferenced_cluster_is_closed(processes: bool) -> None:
     """This happens when a cell of a notebook that makes a cluster is run again."""
     cluster = zd.local_cluster(workers=1, processes=processes)
     with ClusterCoordinator(cluster) as coordinator:
@@ -103,7 +103,7 @@ def test_functions_run_in_processes_of_their_own() -> None:
         assert cluster.spec.as_dict() == {"dispatcher": [cluster.dispatcher.address]}
 
 
-def test_with_processes_false_functions_run_in_threads_of_this_process() -> None:
+def test_functions_run_in_threads_without_processes() -> None:
     with (
         zd.local_cluster(workers=2, processes=False) as cluster,
         ClusterCoordinator(cluster) as coordinator,
@@ -120,7 +120,7 @@ def test_with_processes_false_functions_run_in_threads_of_this_process() -> None
             cluster.restart_ps(0)
 
 
-def test_a_worker_that_is_killed_is_lost_and_another_can_be_added() -> None:
+def test_killed_worker_lost_and_replaceable() -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         (before,) = pids(coordinator, 1)
         cluster.kill_worker(0)
@@ -131,7 +131,7 @@ def test_a_worker_that_is_killed_is_lost_and_another_can_be_added() -> None:
         assert cluster.dispatcher.num_workers == 1
 
 
-def test_parameter_servers_keep_their_addresses_when_they_are_started_again() -> None:
+def test_restarted_ps_keeps_address() -> None:
     with zd.local_cluster(workers=1, ps=2) as cluster:
         assert cluster.spec.as_dict() == {
             "dispatcher": [cluster.dispatcher.address],
@@ -162,7 +162,7 @@ def test_parameter_servers_keep_their_addresses_when_they_are_started_again() ->
             cluster.kill_ps(2)
 
 
-def test_a_worker_is_started_again_under_its_index() -> None:
+def test_restarted_worker_keeps_index() -> None:
     with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
         rows = {row.name: row.pid for row in cluster.dispatcher.snapshot().workers}
         cluster.restart_worker(0)
@@ -204,7 +204,7 @@ def test_two_clusters_in_one_process_are_separate() -> None:
             stranger.schedule(int).get(20)
 
 
-def test_a_cluster_can_live_in_a_thread() -> None:
+def test_cluster_in_a_thread() -> None:
     found: list[Any] = []
 
     def run() -> None:
@@ -240,7 +240,7 @@ def test_impossible_arguments_are_refused(
         zd.local_cluster(**options)
 
 
-def test_a_port_in_use_is_an_error_that_says_so() -> None:
+def test_used_port_error_says_so() -> None:
     with zd.DispatchServer() as other:
         port = int(other.address.rpartition(":")[2])
         with pytest.raises(
@@ -249,7 +249,7 @@ def test_a_port_in_use_is_an_error_that_says_so() -> None:
             zd.local_cluster(port=port)
 
 
-def test_a_worker_that_dies_at_its_start_is_an_error_that_names_it(
+def test_worker_dead_at_start_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
@@ -260,7 +260,7 @@ def test_a_worker_that_dies_at_its_start_is_an_error_that_names_it(
         zd.local_cluster(workers=1)
 
 
-def test_a_closed_cluster_refuses_each_call_with_that_reason() -> None:
+def test_closed_cluster_refuses_calls() -> None:
     with zd.local_cluster(workers=0, ps=1, processes=False) as cluster:
         pass
     uses = (

@@ -24,7 +24,7 @@ program: python program.py
 """
 
 
-def test_each_child_has_keys_of_its_own_and_a_restarted_one_new_keys(
+def test_children_have_keys_of_their_own(
     launch: Callable[..., Launched],
 ) -> None:
     job = launch(UNTIL_TOLD, file=FILE)

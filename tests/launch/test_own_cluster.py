@@ -54,7 +54,7 @@ def program(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     return start
 
 
-def test_the_own_cluster_has_a_worker_for_each_usable_core_and_ends_with_the_executor() -> None:
+def test_own_cluster_has_worker_per_core() -> None:
     with zd.Executor() as executor:
         pids = set(executor.map(pid_of_worker, range(200)))
     assert len(pids) == len(os.sched_getaffinity(0))
@@ -68,7 +68,7 @@ def pid_of_worker(_: int) -> int:
     return os.getppid()
 
 
-def test_a_killed_executor_ends_its_cluster() -> None:
+def test_killed_executor_ends_its_cluster() -> None:
     executor = zd.Executor(max_workers=1)
     future = executor.submit(signal.pause)
     eventually(future.running, "the function runs")
@@ -76,12 +76,12 @@ def test_a_killed_executor_ends_its_cluster() -> None:
     assert future.exception(timeout=10) is not None
 
 
-def test_an_impossible_number_of_workers_starts_nothing() -> None:
+def test_impossible_worker_count_starts_nothing() -> None:
     with pytest.raises(ValueError, match="max_workers must be greater than 0, and is 0"):
         zd.Executor(max_workers=0)
 
 
-def test_a_function_on_a_worker_must_name_a_target() -> None:
+def test_function_on_worker_needs_target() -> None:
     with zd.Executor(max_workers=1) as executor:
         future = executor.submit(zd.Executor)
         with pytest.raises(
@@ -91,7 +91,7 @@ def test_a_function_on_a_worker_must_name_a_target() -> None:
 
 
 @pytest.mark.parametrize("how", ["file", "standard input", "-c"])
-def test_a_program_that_forgets_the_executor_leaves_nothing(
+def test_forgotten_executor_leaves_nothing(
     tmp_path: Path, how: str, program: Callable[..., subprocess.Popen[str]]
 ) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -107,7 +107,7 @@ def test_a_program_that_forgets_the_executor_leaves_nothing(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"])
-def test_the_end_of_the_program_by_a_signal_leaves_no_process(
+def test_signalled_program_leaves_no_process(
     tmp_path: Path, number: int, program: Callable[..., subprocess.Popen[str]]
 ) -> None:
     child = program("-c", WAITS)
@@ -119,7 +119,7 @@ def test_the_end_of_the_program_by_a_signal_leaves_no_process(
     eventually(lambda: not processes(f"TMPDIR={tmp_path}"), "no process is left")
 
 
-def test_in_a_launched_program_it_uses_the_cluster_of_the_environment(launch: Launcher) -> None:
+def test_executor_uses_cluster_of_environment(launch: Launcher) -> None:
     program = """
         import os
         import zmqdist as zd

@@ -36,7 +36,7 @@ def load(text: str) -> ClusterConfig:
     return ClusterConfig.load("c.yaml")
 
 
-def test_each_worker_and_ps_is_a_host_with_one_slot_workers_first(
+def test_roles_are_hosts_with_one_slot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
@@ -48,7 +48,7 @@ def test_each_worker_and_ps_is_a_host_with_one_slot_workers_first(
     ]
 
 
-def test_an_actor_asks_for_its_slots_as_cpus_unless_the_file_says_otherwise() -> None:
+def test_actor_requests_slots_as_cpus() -> None:
     config = load(FILE + "ray: {worker: {gpus: 0.5, resources: {big: 1}}, ps: {cpus: 0.25}}\n").ray
     worker, ps = actor_options(config, "worker", 3), actor_options(config, "ps", 1)
     assert (worker["num_cpus"], worker["num_gpus"], worker["resources"]) == (3, 0.5, {"big": 1})
@@ -66,7 +66,7 @@ def test_an_actor_asks_for_its_slots_as_cpus_unless_the_file_says_otherwise() ->
         (8, 2, {"OMP_NUM_THREADS": "3"}, {"OMP_NUM_THREADS": "3"}),
     ],
 )
-def test_the_cpus_of_an_actor_are_shared_by_its_slots_unless_the_launchers_environment_says_otherwise(
+def test_actor_slots_share_cpus(
     cpus: float, slots: int, environment: dict[str, str], expected: dict[str, str]
 ) -> None:
     assert actor_threads(cpus, slots, environment) == expected
@@ -96,13 +96,13 @@ def test_the_cpus_of_an_actor_are_shared_by_its_slots_unless_the_launchers_envir
         ),
     ],
 )
-def test_a_mistake_names_its_key(text: str, problem: str) -> None:
+def test_mistake_names_its_key(text: str, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(text)
     assert str(caught.value) == problem
 
 
-def test_without_the_package_the_error_says_what_to_install(
+def test_missing_package_error_has_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -114,7 +114,7 @@ def test_without_the_package_the_error_says_what_to_install(
     )
 
 
-def test_an_address_at_which_no_process_listens_is_one_sentence() -> None:
+def test_silent_address_error_is_one_sentence() -> None:
     if importlib.util.find_spec("ray") is None:
         pytest.skip("needs pip install ray")
     address = free_address()

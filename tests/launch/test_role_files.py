@@ -37,7 +37,7 @@ def role_files(folder: Path, slots: object) -> RoleFiles:
     return RoleFiles(cluster, lambda name, address: f"ticket {name} {address}".rstrip())
 
 
-def test_a_worker_gets_a_ticket_of_its_name_and_no_key(files: RoleFiles) -> None:
+def test_worker_gets_ticket_and_no_key(files: RoleFiles) -> None:
     config, variables, found = files.pack(
         WORKER, {"A": "1", "ZMQDIST_TOKEN_FILE": "/here/token"}, FOLDER, 6
     )
@@ -57,12 +57,12 @@ def test_a_worker_gets_a_ticket_of_its_name_and_no_key(files: RoleFiles) -> None
     }
 
 
-def test_the_ticket_of_a_ps_names_the_address_at_which_it_listens(files: RoleFiles) -> None:
+def test_ps_ticket_names_its_address(files: RoleFiles) -> None:
     _, _, found = files.pack(PS, {}, FOLDER, 6)
     assert found["ps-0/ticket"] == "ticket ps:0 h:2"
 
 
-def test_the_cluster_file_has_the_paths_of_the_host(files: RoleFiles, tmp_path: Path) -> None:
+def test_cluster_file_has_paths_of_host(files: RoleFiles, tmp_path: Path) -> None:
     _, _, found = files.pack(WORKER, {}, FOLDER, 6)
     text = found["worker-2/cluster.yaml"]
     assert yaml.safe_load(text)["runtime"] == {

@@ -101,7 +101,7 @@ def cluster(launch: Launcher) -> Cluster:
 
 
 @pytest.mark.processes("launch")
-def test_a_cluster_grows_and_shrinks_and_leaves_nothing(cluster: Cluster) -> None:
+def test_cluster_grows_shrinks_and_leaves_nothing(cluster: Cluster) -> None:
     assert cluster.scale("worker=4") == (0, "worker:1, worker:2, worker:3 start\n", "")
     assert cluster.workers() == ["worker:0", "worker:1", "worker:2", "worker:3"]
     assert cluster.scale("worker=4") == (0, "there are 4 workers already\n", "")
@@ -117,7 +117,7 @@ def test_a_cluster_grows_and_shrinks_and_leaves_nothing(cluster: Cluster) -> Non
     cluster.job.left_nothing()
 
 
-def test_after_a_host_was_lost_a_size_for_which_the_others_have_no_slots_is_refused(
+def test_size_beyond_remaining_slots_is_refused(
     launch: Launcher,
 ) -> None:
     file = FILE.replace("{count: 2}", "{count: 2, restarts: 0}")
@@ -190,7 +190,7 @@ KEEPS = """
 """
 
 
-def test_a_size_that_loses_kept_values_is_refused_with_their_names(launch: Launcher) -> None:
+def test_size_losing_kept_values_is_refused(launch: Launcher) -> None:
     cluster = Cluster(launch(KEEPS, file=ONE.replace("count: 1", "count: 2")))
     code, out, err = cluster.scale("worker=1")
     assert re.fullmatch(r"worker:1: lost: 1 kept value that has no lineage: load-\d+\n", out)
@@ -205,7 +205,7 @@ def test_a_size_that_loses_kept_values_is_refused_with_their_names(launch: Launc
     assert cluster.end() == 0
 
 
-def test_with_bounds_the_size_follows_the_work(launch: Launcher) -> None:
+def test_bounded_size_follows_work(launch: Launcher) -> None:
     cluster = Cluster(
         launch(WORK, file=ONE.replace("count: 1", "count: 1, min: 1, max: 3, idle_s: 0.3"))
     )
@@ -222,7 +222,7 @@ def test_with_bounds_the_size_follows_the_work(launch: Launcher) -> None:
     cluster.job.left_nothing()
 
 
-def test_a_new_worker_that_is_killed_returns_under_its_index(cluster: Cluster) -> None:
+def test_killed_new_worker_returns(cluster: Cluster) -> None:
     assert cluster.scale("worker=2")[0] == 0
     before = cluster.job.worker(1)
     os.kill(before, signal.SIGKILL)
@@ -231,7 +231,7 @@ def test_a_new_worker_that_is_killed_returns_under_its_index(cluster: Cluster) -
     assert cluster.end() == 0
 
 
-def test_a_launcher_that_is_killed_in_the_middle_of_a_scale_leaves_nothing(
+def test_launcher_killed_in_scale_leaves_nothing(
     cluster: Cluster,
 ) -> None:
     with ThreadPoolExecutor(1) as threads:
@@ -243,7 +243,7 @@ def test_a_launcher_that_is_killed_in_the_middle_of_a_scale_leaves_nothing(
     cluster.job.left_nothing(folders=False)
 
 
-def test_of_two_sizes_at_once_one_holds_and_both_commands_end(cluster: Cluster) -> None:
+def test_two_sizes_at_once_both_commands_end(cluster: Cluster) -> None:
     with ThreadPoolExecutor(2) as threads:
         first, second = (
             threads.submit(cluster.scale, "worker=2"),
@@ -257,7 +257,7 @@ def test_of_two_sizes_at_once_one_holds_and_both_commands_end(cluster: Cluster) 
     cluster.job.left_nothing()
 
 
-def test_while_the_cluster_shuts_down_nothing_starts(cluster: Cluster) -> None:
+def test_shutdown_starts_no_worker(cluster: Cluster) -> None:
     assert run_here("shutdown", *cluster.target(), "--timeout", "20").code == 0
     code, out, _ = cluster.scale("worker=3", "--timeout", "1")
     assert code != 0
@@ -266,7 +266,7 @@ def test_while_the_cluster_shuts_down_nothing_starts(cluster: Cluster) -> None:
     cluster.job.left_nothing()
 
 
-def test_growing_and_shrinking_again_and_again_leaves_no_threads_and_no_descriptors(
+def test_repeated_scaling_leaks_nothing(
     cluster: Cluster,
 ) -> None:
     def figures() -> tuple[int, int]:
@@ -308,7 +308,7 @@ WRONG = """
 """
 
 
-def test_a_size_that_is_no_number_of_workers_is_refused_and_the_next_request_is_decided(
+def test_bad_size_refused_and_next_decided(
     launch: Launcher,
 ) -> None:
     cluster = Cluster(launch(WRONG, file=ONE))
@@ -337,7 +337,7 @@ class Broken(Elasticity):
         return super().handle(event, now)
 
 
-def test_a_bug_of_the_launcher_fails_the_request_and_not_the_thread(
+def test_launcher_bug_fails_request_not_thread(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with DispatchServer() as server:
@@ -353,9 +353,7 @@ def test_a_bug_of_the_launcher_fails_the_request_and_not_the_thread(
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
 
 
-def test_a_role_that_cannot_be_started_any_more_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unstartable_role_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     exits: list[tuple[Any, ...]] = []
     tasks = Tasks(lambda *exit: exits.append(exit), lambda *_: None, said.append)
@@ -373,7 +371,7 @@ def test_a_role_that_cannot_be_started_any_more_is_named(
     ]
 
 
-def test_without_a_launcher_the_size_is_refused_with_the_remedy() -> None:
+def test_size_without_launcher_has_remedy() -> None:
     with DispatchServer() as server:
         done = run_here("scale", server.address, "worker=2")
     assert done.code == 2
@@ -394,7 +392,7 @@ PS = """
 """
 
 
-def test_parameter_servers_stay_as_they_are_and_the_refusal_names_their_variables(
+def test_ps_refusal_names_variables(
     launch: Launcher,
 ) -> None:
     cluster = Cluster(
@@ -417,7 +415,7 @@ SCALES = """
 """
 
 
-def test_a_program_changes_the_size_itself(launch: Launcher) -> None:
+def test_program_changes_size(launch: Launcher) -> None:
     job = launch(SCALES, file=ONE)
     assert job.ends() == 0, job.text
     assert job.lines[0] == "3"
@@ -443,7 +441,7 @@ IS_REFUSED = """
 """
 
 
-def test_a_program_gets_the_names_of_what_a_smaller_size_would_lose(launch: Launcher) -> None:
+def test_program_gets_names_of_losses(launch: Launcher) -> None:
     job = launch(IS_REFUSED, file=ONE.replace("count: 1", "count: 2"))
     assert job.ends() == 0, job.text
     # The program's lines may come after those of the launcher, because the program writes to a
@@ -465,7 +463,7 @@ sys.exit(launcher.launch(ClusterConfig.load(sys.argv[1]), sys.argv[3:], grace_s=
 """
 
 
-def test_on_hosts_the_size_has_their_slots_as_its_bound_and_slots_become_free_again(
+def test_host_slots_bound_size_and_become_free(
     launch: Launcher,
 ) -> None:
     cluster = Cluster(launch(UNTIL_TOLD, file=ONE, run=ON_HOSTS))

@@ -107,7 +107,7 @@ def words(slurm: FakeSlurm, **sections: dict[str, object]) -> list[str]:
 # -- submit ----------------------------------------------------------------------------------------
 
 
-def test_the_keys_of_the_file_are_options_of_sbatch_and_those_of_extra_come_last(
+def test_keys_of_file_are_sbatch_options(
     slurm: FakeSlurm,
 ) -> None:
     section = {
@@ -137,7 +137,7 @@ def test_the_keys_of_the_file_are_options_of_sbatch_and_those_of_extra_come_last
     ]
 
 
-def test_a_worker_with_a_slot_for_each_core_gets_whole_nodes(slurm: FakeSlurm) -> None:
+def test_auto_slots_get_whole_nodes(slurm: FakeSlurm) -> None:
     said = words(slurm, worker={"count": 2, "slots": "auto"})
     assert "--exclusive" in said
     assert not any("cpus" in word for word in said)
@@ -155,13 +155,11 @@ def test_a_worker_with_a_slot_for_each_core_gets_whole_nodes(slurm: FakeSlurm) -
         ("1-00:30", True),
     ],
 )
-def test_a_job_gets_a_signal_before_its_time_limit_unless_it_is_short(
-    slurm: FakeSlurm, time: str, told: bool
-) -> None:
+def test_long_job_gets_early_signal(slurm: FakeSlurm, time: str, told: bool) -> None:
     assert any(word.startswith("--signal") for word in words(slurm, section={"time": time})) is told
 
 
-def test_the_script_runs_the_command_with_words_that_a_shell_would_change(slurm: FakeSlurm) -> None:
+def test_script_quotes_words_of_command(slurm: FakeSlurm) -> None:
     slurm.answers("sbatch", "17;cluster\n")
     assert submit(config(), ["zmqdist", "launch", "a file", "--", "$HOME"], 10.0) == 17
     script = (slurm.folder / "sbatch.input").read_text()
@@ -254,7 +252,7 @@ def test_the_script_runs_the_command_with_words_that_a_shell_would_change(slurm:
         ),
     ],
 )
-def test_a_refusal_of_sbatch_is_one_sentence_with_a_remedy(
+def test_sbatch_refusal_has_remedy(
     slurm: FakeSlurm, said: str, kind: type[errors.OpError], expected: str
 ) -> None:
     slurm.answers("sbatch", error=said, code=1)
@@ -263,9 +261,7 @@ def test_a_refusal_of_sbatch_is_one_sentence_with_a_remedy(
     assert str(caught.value) == expected
 
 
-def test_without_slurm_the_missing_program_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_slurm_program_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
         errors.NotFoundError,
@@ -282,7 +278,7 @@ def test_without_slurm_the_missing_program_is_named(
 # -- follow ----------------------------------------------------------------------------------------
 
 
-def test_the_output_is_printed_line_by_line_and_the_exit_code_is_that_of_the_job(
+def test_follower_prints_lines_and_exit_code(
     slurm: FakeSlurm,
 ) -> None:
     slurm.job("RUNNING")
@@ -327,7 +323,7 @@ def test_the_output_is_printed_line_by_line_and_the_exit_code_is_that_of_the_job
         ("CANCELLED", "0:15", 143, "was cancelled"),
     ],
 )
-def test_an_end_of_the_job_that_slurm_has_caused_is_explained(
+def test_job_ended_by_slurm_is_explained(
     slurm: FakeSlurm, state: str, code: str, exit_code: int, expected: str | None
 ) -> None:
     slurm.writes("")
@@ -338,7 +334,7 @@ def test_an_end_of_the_job_that_slurm_has_caused_is_explained(
     assert lines == ([] if expected is None else [f"[slurm] job 17 {expected}"])
 
 
-def test_a_job_that_waits_says_why_once(slurm: FakeSlurm) -> None:
+def test_waiting_job_prints_reason_once(slurm: FakeSlurm) -> None:
     slurm.job("PENDING", "Resources")
     lines: list[str] = []
 
@@ -352,7 +348,7 @@ def test_a_job_that_waits_says_why_once(slurm: FakeSlurm) -> None:
     assert lines == ["[slurm] job 17 waits: Resources"]
 
 
-def test_a_job_that_can_never_start_is_cancelled_with_the_reason(slurm: FakeSlurm) -> None:
+def test_unstartable_job_is_cancelled(slurm: FakeSlurm) -> None:
     slurm.job("PENDING", "PartitionConfig")
     with (
         following(lambda line: None) as follower,
@@ -365,7 +361,7 @@ def test_a_job_that_can_never_start_is_cancelled_with_the_reason(slurm: FakeSlur
     assert slurm.called("scancel") == "17"
 
 
-def test_a_job_that_was_submitted_elsewhere_is_not_cancelled_because_it_waits(
+def test_foreign_waiting_job_is_not_cancelled(
     slurm: FakeSlurm,
 ) -> None:
     slurm.job("PENDING", "PartitionTimeLimit")
@@ -382,9 +378,7 @@ def test_a_job_that_was_submitted_elsewhere_is_not_cancelled_because_it_waits(
     assert not slurm.called("scancel")
 
 
-def test_a_long_output_is_passed_on_to_its_end(
-    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_output_printed_to_its_end(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_job, "READ_BYTES", 10)
     slurm.writes("".join(f"line {number}\n" for number in range(50)))
     slurm.job("COMPLETED")
@@ -418,7 +412,7 @@ def test_ctrl_c_cancels_the_job_and_waits_for_its_end(slurm: FakeSlurm) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_second_ctrl_c_does_not_wait(slurm: FakeSlurm) -> None:
+def test_second_ctrl_c_returns_at_once(slurm: FakeSlurm) -> None:
     slurm.job("COMPLETING")
     lines: list[str] = []
 
@@ -433,7 +427,7 @@ def test_a_second_ctrl_c_does_not_wait(slurm: FakeSlurm) -> None:
     assert lines[-1] == "[slurm] job 17 is still ending: `squeue -j 17` lists it until it has"
 
 
-def test_the_launcher_waits_for_a_controller_that_restarts(
+def test_follower_survives_controller_restart(
     slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: list[Callable[[], None]] = [
@@ -459,7 +453,7 @@ def test_the_launcher_waits_for_a_controller_that_restarts(
     assert not answers
 
 
-def test_a_job_that_slurm_does_not_know_is_an_error(slurm: FakeSlurm) -> None:
+def test_unknown_job_is_an_error(slurm: FakeSlurm) -> None:
     slurm.answers("scontrol", error="slurm_load_jobs error: Invalid job id specified\n", code=1)
     with pytest.raises(
         errors.NotFoundError,
@@ -468,7 +462,7 @@ def test_a_job_that_slurm_does_not_know_is_an_error(slurm: FakeSlurm) -> None:
         job_state(17)
 
 
-def test_an_output_file_that_this_host_does_not_see_is_an_error(slurm: FakeSlurm) -> None:
+def test_invisible_output_file_is_reported(slurm: FakeSlurm) -> None:
     slurm.job("COMPLETED")
     lines: list[str] = []
     with following(lines.append) as follower:
@@ -478,9 +472,7 @@ def test_an_output_file_that_this_host_does_not_see_is_an_error(slurm: FakeSlurm
     ]
 
 
-def test_a_file_is_checked_outside_of_an_allocation_before_its_job_is_submitted(
-    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_checked_before_submission(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     Launch(config(), (), print).check()
 
@@ -488,9 +480,7 @@ def test_a_file_is_checked_outside_of_an_allocation_before_its_job_is_submitted(
 # -- in an allocation ------------------------------------------------------------------------------
 
 
-def test_the_nodes_of_the_allocation_are_the_hosts(
-    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_allocation_nodes_are_hosts(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     slurm.answers("srun")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[09-10],m1")
     assert [(host.name, host.slots) for host in slurm_hosts(60.0)] == [
@@ -576,14 +566,14 @@ def test_outside_of_an_allocation_the_error_says_so(
         ("", "srun ended (exit code 1): it said nothing"),
     ],
 )
-def test_the_end_of_an_agents_stream_is_one_phrase(notes: str, expected: str) -> None:
+def test_srun_end_is_one_phrase(notes: str, expected: str) -> None:
     assert explain(1, notes) == expected
 
 
 @pytest.mark.parametrize(
     ("text", "cores"), [("4", 4), ("4,2(x3)", 10), ("16(x2)", 32), ("", None), ("many", None)]
 )
-def test_the_cores_of_an_allocation_are_those_of_all_its_nodes(
+def test_allocation_cores_of_all_nodes(
     text: str, cores: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", text)

@@ -77,19 +77,19 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("code", "notes", "told"), ENDS, ids=[row[1][-40:] for row in ENDS])
-def test_the_end_of_ssh_is_explained_with_a_remedy(code: int, notes: str, told: str) -> None:
+def test_ssh_end_has_remedy(code: int, notes: str, told: str) -> None:
     found = ssh.explain("b", "/opt/python", code, notes)
     assert found.startswith(told)
     assert "\n" not in found
 
 
-def test_a_host_whose_name_has_braces_is_explained_too() -> None:
+def test_host_name_with_braces_is_explained() -> None:
     assert ssh.explain("{b}", "{python}", 255, "Permission denied (a{b}).").startswith(
         "it refused your key: "
     )
 
 
-def test_the_options_of_the_file_come_before_ours_and_override_them() -> None:
+def test_options_of_file_override_ours() -> None:
     command = ssh.ssh_command("me@b", ["-o", "ConnectTimeout=1"], ["python", "-c", "a 'b'\nc"])
     assert command.index("ConnectTimeout=1") < command.index("ConnectTimeout=10")
     assert command[-3:-1] == ["--", "me@b"]
@@ -103,7 +103,7 @@ def test_hosts_have_the_names_and_slots_of_the_file(monkeypatch: pytest.MonkeyPa
     assert [(host.name, host.slots) for host in hosts] == [("a", None), ("b", 2)]
 
 
-def test_without_ssh_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ssh_error_has_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(
         errors.NotFoundError,

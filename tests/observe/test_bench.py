@@ -21,7 +21,7 @@ TINY = bench.BenchPlan(
 )
 
 
-def test_the_bare_echo_answers_what_it_was_sent_or_as_much_as_it_was_asked_for() -> None:
+def test_bare_echo_returns_frame_or_bytes() -> None:
     server = BareServer("127.0.0.1:0")
     try:
         with BareClient(f"127.0.0.1:{server.port}") as client:
@@ -62,7 +62,7 @@ def test_tasks_round_trips_and_results_are_measured_on_a_cluster() -> None:
     assert all(figure.ours > 0 and figure.theirs and figure.ratio for figure in figures)
 
 
-def test_ctrl_c_while_the_process_pool_is_made_leaves_no_semaphore_behind(
+def test_early_ctrl_c_leaves_no_semaphore(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tracked = resource_tracker.register
@@ -82,7 +82,7 @@ def test_ctrl_c_while_the_process_pool_is_made_leaves_no_semaphore_behind(
     assert [name for name in made if Path(f"/dev/shm/sem.{name.removeprefix('/')}").exists()] == []
 
 
-def test_a_server_that_is_no_peer_is_told_from_one() -> None:
+def test_rpc_server_is_no_peer() -> None:
     with (
         Server.create("zmq", "127.0.0.1:0") as server,
         pytest.raises(ValueError, match="no peer of a benchmark"),
@@ -90,7 +90,7 @@ def test_a_server_that_is_no_peer_is_told_from_one() -> None:
         bench.measure_calls(server.address, TINY)
 
 
-def test_a_ratio_is_the_median_of_the_blocks_ratios_and_the_first_blocks_do_not_count() -> None:
+def test_ratio_is_median_of_blocks() -> None:
     ours = iter([1000.0, 10.0, 20.0, 90.0])
     theirs = iter([1000.0, 10.0, 10.0, 30.0])
     figure = bench.rates("x", "x/s", lambda: next(ours), "other", lambda: next(theirs), 3)
@@ -108,11 +108,11 @@ def test_a_ratio_is_the_median_of_the_blocks_ratios_and_the_first_blocks_do_not_
         (12345.6, "12,346"),
     ],
 )
-def test_a_figure_is_shown_with_three_digits_that_count(number: float | None, text: str) -> None:
+def test_figure_has_three_digits(number: float | None, text: str) -> None:
     assert bench.shown(number) == text
 
 
-def test_the_table_has_a_row_for_each_figure_and_a_dash_for_what_is_not_there() -> None:
+def test_table_has_row_per_figure() -> None:
     lines = bench.table(
         [bench.Figure("start", "s", 1.5), bench.Figure("call", "us", 80, 99, "bare", 40, 50, 2.0)]
     ).lines()
@@ -122,6 +122,6 @@ def test_the_table_has_a_row_for_each_figure_and_a_dash_for_what_is_not_there() 
     ]
 
 
-def test_the_99th_percentile_is_one_of_the_values() -> None:
+def test_percentile_99_is_a_value() -> None:
     assert bench.p99([float(number) for number in range(100, 0, -1)]) == 100.0
     assert bench.p99([4.0]) == 4.0

@@ -29,7 +29,7 @@ def one(found: Finding | list[Finding], level: str, told: str, advice: str) -> N
     assert advice in found.advice, found.advice
 
 
-def test_a_line_names_the_level_the_subject_what_is_and_what_to_do() -> None:
+def test_finding_line_has_level_and_advice() -> None:
     assert ok("memory", "much").line() == "ok       memory: much"
     assert warning("a", "b\n c", "d").line() == "warning  a: b c: d"
     assert problem("\x1b[2J", "b", "d").line() == "problem  ?[2J: b: d"
@@ -41,13 +41,13 @@ def test_a_line_names_the_level_the_subject_what_is_and_what_to_do() -> None:
     }
 
 
-def test_only_a_problem_makes_a_machine_ill() -> None:
+def test_problems_alone_are_unhealthy() -> None:
     assert healthy([])
     assert healthy([ok("a", "b"), warning("a", "b", "c")])
     assert not healthy([ok("a", "b"), problem("a", "b", "c")])
 
 
-def test_this_machine_is_well_enough_for_the_tests() -> None:
+def test_host_is_healthy() -> None:
     found = host.examine()
     assert healthy(found), [finding.line() for finding in found]
     assert {finding.subject for finding in found} >= {
@@ -74,7 +74,7 @@ def test_this_machine_is_well_enough_for_the_tests() -> None:
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_the_zeromq_in_use(build: ZmqBuild, level: str, told: str) -> None:
+def test_zeromq_version_and_curve(build: ZmqBuild, level: str, told: str) -> None:
     one(host.transport(build), level, told, "" if level == "ok" else "install pyzmq from a wheel")
 
 
@@ -89,16 +89,16 @@ def test_the_zeromq_in_use(build: ZmqBuild, level: str, told: str) -> None:
         ((1024, resource.RLIM_INFINITY), 3000, "problem", "`ulimit -n 3000`"),
     ],
 )
-def test_the_limit_of_descriptors(
+def test_descriptor_limit(
     limits: tuple[int, int], wanted: int, level: str, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
     one(host.descriptors(wanted), level, "may be open", advice)
 
 
-def test_the_descriptors_of_a_cluster_are_those_of_its_largest_process() -> None:
+def test_descriptors_of_largest_process() -> None:
     def wanted(**worker: Any) -> int:
-        return cluster.descriptors_wanted(
+        return cluster.descriptors_needed(
             ClusterConfig.from_dict({"name": "x", "jobs": {"worker": worker}, "program": "true"})
         )
 
@@ -107,7 +107,7 @@ def test_the_descriptors_of_a_cluster_are_those_of_its_largest_process() -> None
     assert wanted(count=1, slots=2000) > 6000
 
 
-def test_a_proc_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: Path) -> bytes:
         raise PermissionError(13, "Permission denied")
 
@@ -162,14 +162,14 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "zmqdist"
 
 
-def test_a_token_that_is_not_there_yet_is_made_by_the_first_start_and_not_by_the_doctor(
+def test_doctor_makes_no_token(
     state: Path,
 ) -> None:
     one(secrets.examine(Credentials()), "ok", "does not exist yet; the first start makes it", "")
     assert not state.exists()
 
 
-def test_no_security_is_a_warning() -> None:
+def test_insecure_is_a_warning() -> None:
     one(
         secrets.examine(Credentials(insecure=True)),
         "warning",
@@ -194,16 +194,14 @@ BROKEN_TOKENS: list[tuple[str, Callable[[Path], object], str]] = [
 @pytest.mark.parametrize(
     ("what", "breaks", "told"), BROKEN_TOKENS, ids=[row[0] for row in BROKEN_TOKENS]
 )
-def test_the_users_token(
-    what: str, breaks: Callable[[Path], object], told: str, state: Path
-) -> None:
+def test_user_token(what: str, breaks: Callable[[Path], object], told: str, state: Path) -> None:
     keys.create(state / "token")
     breaks(state / "token")
     level, advice = ("ok", "") if what == "well" else ("problem", "mode 0600")
     one(secrets.examine(Credentials()), level, told, advice)
 
 
-def test_a_token_that_is_named_and_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_token_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZMQDIST_TOKEN_FILE", str(tmp_path / "nowhere"))
     one(
         secrets.examine(Credentials()),
@@ -321,7 +319,7 @@ BROKEN_KEYS: list[tuple[str, Callable[[Path], object], str, str]] = [
 @pytest.mark.parametrize(
     ("what", "breaks", "told", "advice"), BROKEN_KEYS, ids=[row[0] for row in BROKEN_KEYS]
 )
-def test_a_folder_of_keys(
+def test_key_folder(
     what: str, breaks: Callable[[Path], object], told: str, advice: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "keys"
@@ -338,7 +336,7 @@ def test_a_folder_of_keys(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_a_folder_of_keys_of_another_user(tmp_path: Path) -> None:
+def test_key_folder_of_other_user(tmp_path: Path) -> None:
     keys.keygen(tmp_path / "keys")
     os.chown(tmp_path / "keys", 12345, 12345)
     one(
@@ -349,8 +347,6 @@ def test_a_folder_of_keys_of_another_user(tmp_path: Path) -> None:
     )
 
 
-def test_the_keys_of_the_environment_are_the_ones_that_are_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_of_environment_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZMQDIST_KEYS_DIR", str(tmp_path / "nowhere"))
     one(secrets.examine(Credentials()), "problem", "there is no such folder", "keygen")

@@ -110,7 +110,7 @@ def look(
     return network.examine_server(address, credentials, timeout_s).findings
 
 
-def test_a_server_that_is_well_says_who_it_is(serve: Callable[..., ZmqServer]) -> None:
+def test_healthy_server_identifies_itself(serve: Callable[..., ZmqServer]) -> None:
     found = network.examine_server(serve().address, NONE, PATIENCE_S)
     told = rf"rpc pid {os.getpid()} \(incarnation [0-9a-f]{{8}}\), "
     told += rf"zmqdist {zd.__version__}, protocol \d+\.\d+, Python \d\.\d+, token, \S+ ms there and back"
@@ -139,19 +139,19 @@ def status_gives(record: Any) -> list[Finding]:
 @pytest.mark.parametrize(
     "record", [5, {}, {"workers": [{}]}, {"workers": [{"address": "a:1"}]}, {"workers": 1}], ids=str
 )
-def test_a_status_that_is_none_is_a_finding(record: Any) -> None:
+def test_unreadable_status_is_a_finding(record: Any) -> None:
     assert all(finding.line() for finding in status_gives(record))
 
 
 @pytest.mark.parametrize("address", ["nowhere", "a\x1b[31m:5", "a:99999", "\x00:1"], ids=ascii)
-def test_an_address_of_a_worker_that_is_none_is_a_problem(address: str) -> None:
+def test_bad_worker_address_is_a_problem(address: str) -> None:
     *_, found = status_gives({"workers": [{"name": "worker:0", "address": address}]})
     assert found.line().startswith(
         f"problem  data port of worker:0: {address!r} is not an address: "
     )
 
 
-def test_what_a_dispatcher_has_seen_die_is_a_warning_each() -> None:
+def test_dispatcher_losses_are_warnings() -> None:
     last = {"name": "worker:1", "exit_code": -9, "ago_s": 12.0}
     record = {
         "losses_count": 1,
@@ -173,7 +173,7 @@ def test_what_a_dispatcher_has_seen_die_is_a_warning_each() -> None:
     ]
 
 
-def test_a_port_at_which_nobody_listens() -> None:
+def test_port_without_listener() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
@@ -187,7 +187,7 @@ def test_a_port_at_which_nobody_listens() -> None:
 
 
 @pytest.mark.parametrize("name", ["no-such-host.invalid", "x" * 70])
-def test_a_name_that_does_not_resolve(name: str) -> None:
+def test_unresolvable_name(name: str) -> None:
     one(
         look(f"{name}:5050"),
         "problem",
@@ -196,7 +196,7 @@ def test_a_name_that_does_not_resolve(name: str) -> None:
     )
 
 
-def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
 
     def slow(*_: Any) -> None:
@@ -215,7 +215,7 @@ def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> 
         ended.set()
 
 
-def test_a_host_that_drops_packets() -> None:
+def test_host_dropping_packets() -> None:
     """A listener with a full queue: the kernel drops what comes, as a firewall does."""
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))
@@ -232,7 +232,7 @@ def test_a_host_that_drops_packets() -> None:
         )
 
 
-def test_a_network_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(113, "No route to host")
 
@@ -245,7 +245,7 @@ def test_a_network_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_a_port_that_another_program_has(
+def test_port_of_other_program(
     child: Callable[[str], tuple[subprocess.Popen[str], str]],
 ) -> None:
     process, address = child(SPEAKER)
@@ -253,7 +253,7 @@ def test_a_port_that_another_program_has(
     one(look(address), "problem", told, "stop that, or take another port")
 
 
-def test_a_port_of_a_program_that_says_nothing() -> None:
+def test_port_of_silent_program() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         told = rf"pid {os.getpid()} \(.*\) takes connections and says nothing"
         one(
@@ -264,7 +264,7 @@ def test_a_port_of_a_program_that_says_nothing() -> None:
         )
 
 
-def test_a_process_that_is_stopped(
+def test_stopped_process(
     child: Callable[[str], tuple[subprocess.Popen[str], str]],
 ) -> None:
     process, address = child(SERVER)
@@ -277,7 +277,7 @@ def test_a_process_that_is_stopped(
     assert look(address)[0].level == "ok"
 
 
-def test_a_server_whose_python_is_stuck() -> None:
+def test_server_with_stuck_python() -> None:
     server, entered, go = ZmqServer("127.0.0.1:0"), threading.Event(), threading.Event()
 
     def stuck() -> bool:
@@ -347,7 +347,7 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("theirs", "ours", "told", "advice"), REFUSED, ids=lambda value: str(value)[:20]
 )
-def test_a_server_that_refuses_us(
+def test_refusing_server(
     theirs: str,
     ours: str,
     told: str,
@@ -360,7 +360,7 @@ def test_a_server_that_refuses_us(
     one(look(server.address, Credentials(**secrets[ours])), "problem", told, advice)
 
 
-def test_a_peer_in_plaintext(secrets: dict[str, dict[str, Any]]) -> None:
+def test_plaintext_peer(secrets: dict[str, dict[str, Any]]) -> None:
     with Server({"worker": ["127.0.0.1:0"]}, insecure=True) as server:
         told = "uses no security, in plaintext, this side the user's token"
         one(look(server.address), "problem", told, "the same kind of security")
@@ -372,7 +372,7 @@ def test_a_peer_in_plaintext(secrets: dict[str, dict[str, Any]]) -> None:
         )
 
 
-def test_a_machine_with_the_key_of_one_role_is_let_in(
+def test_single_role_key_is_admitted(
     serve: Callable[..., ZmqServer], secrets: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
     part = tmp_path / "part"
@@ -383,7 +383,7 @@ def test_a_machine_with_the_key_of_one_role_is_let_in(
     one(look(serve(**secrets["keys"]).address, Credentials(keys_dir=str(part))), "ok", "CURVE", "")
 
 
-def test_a_worker_is_known_by_its_own_key(secrets: dict[str, dict[str, Any]]) -> None:
+def test_worker_found_by_its_own_key(secrets: dict[str, dict[str, Any]]) -> None:
     with (
         DispatchServer(DispatcherConfig(**secrets["keys"])) as dispatcher,
         WorkerServer(WorkerConfig(dispatcher.address, **secrets["keys"])) as worker,
@@ -393,7 +393,7 @@ def test_a_worker_is_known_by_its_own_key(secrets: dict[str, dict[str, Any]]) ->
         one(look(worker.address, Credentials(**secrets["other keys"])), "problem", told, "--keys")
 
 
-def test_another_protocol_version(serve: Callable[..., ZmqServer]) -> None:
+def test_protocol_version_mismatch(serve: Callable[..., ZmqServer]) -> None:
     server = serve()
     router = (
         server._service._router
@@ -422,7 +422,7 @@ ODD: list[tuple[dict[int, Any], str, str, str]] = [
 @pytest.mark.parametrize(
     ("changes", "level", "told", "advice"), ODD, ids=lambda value: str(value)[:20]
 )
-def test_what_a_server_says_of_itself(
+def test_server_report_findings(
     changes: dict[int, Any],
     level: str,
     told: str,
@@ -442,7 +442,7 @@ def test_what_a_server_says_of_itself(
     assert not [char for finding in findings for char in finding.line() if not char.isprintable()]
 
 
-def test_a_server_that_does_not_know_the_question(serve: Callable[..., ZmqServer]) -> None:
+def test_server_without_server_info(serve: Callable[..., ZmqServer]) -> None:
     server = serve()
     registered = server._service._methods  # reach: a method cannot be unregistered
     del registered[methods.SERVER_INFO]
@@ -461,15 +461,15 @@ def plan(address: str, credentials: Credentials = NONE) -> list[Finding]:
     return network.examine_planned(address, credentials, PATIENCE_S, subject="worker:0").findings
 
 
-def test_a_port_of_the_file_that_is_free() -> None:
+def test_planned_port_is_free() -> None:
     one(plan(f"127.0.0.1:{free_port()}"), "ok", "belongs to this host and is free", "")
 
 
-def test_an_address_without_a_host_is_of_this_machine() -> None:
+def test_address_without_host_is_local() -> None:
     one(plan(f":{free_port()}"), "ok", r"localhost:\d+ belongs to this host and is free", "")
 
 
-def test_an_address_without_a_port() -> None:
+def test_address_without_port() -> None:
     one(
         plan("10.1.2.3"),
         "problem",
@@ -478,31 +478,31 @@ def test_an_address_without_a_port() -> None:
     )
 
 
-def test_a_port_of_the_file_that_is_bound_and_not_listened_on() -> None:
+def test_planned_port_bound_without_listener() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         told = "belongs to this host and cannot be bound"
         one(plan(f"127.0.0.1:{bound.getsockname()[1]}"), "problem", told, "take another port")
 
 
-def test_a_port_of_the_file_that_another_program_has(
+def test_planned_port_of_other_program(
     child: Callable[[str], tuple[subprocess.Popen[str], str]],
 ) -> None:
     process, address = child(SPEAKER)
     one(plan(address), "problem", f"the port is taken by pid {process.pid}", "take another port")
 
 
-def test_a_port_of_the_file_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planned_port_on_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port_probe, "is_local_address", lambda number: False)
     told = "127.0.0.1 is up, and nothing listens on port .* yet"
     one(plan(f"127.0.0.1:{free_port()}"), "warning", told, "start it on 127.0.0.1")
 
 
-def test_a_port_of_the_file_with_a_name_that_does_not_resolve() -> None:
+def test_planned_port_with_unresolvable_name() -> None:
     one(plan("no-such-host.invalid:5050"), "problem", "cannot be looked up", "/etc/hosts")
 
 
-def test_tasks_that_run_are_asked_whom_they_reach() -> None:
+def test_running_tasks_report_reachability() -> None:
     """Three tasks: one is well, one is missing, one refuses the others, which only they can see."""
     ports = [free_port() for _ in range(3)]
     spec = ClusterSpec(
@@ -530,7 +530,7 @@ def test_tasks_that_run_are_asked_whom_they_reach() -> None:
         assert f"run zmqdist doctor 127.0.0.1:{ports[2]} on the host of worker:{at}" in found.advice
 
 
-def test_another_task_at_the_address_of_one_is_a_problem() -> None:
+def test_wrong_task_at_address_is_a_problem() -> None:
     address = f"127.0.0.1:{free_port()}"
     with Server({"worker": {1: address}}):
         findings = cluster.examine_tasks(ClusterSpec({"worker": [address]}), NONE, 2.0)
@@ -542,9 +542,7 @@ def test_another_task_at_the_address_of_one_is_a_problem() -> None:
     assert "the same addresses" in findings[1].advice
 
 
-def test_a_task_that_may_not_be_asked_says_so(
-    secrets: dict[str, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_unwilling_task_is_reported(secrets: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     (tmp_path / "keys" / "submit.key").unlink()
     (tmp_path / "keys" / "worker.key").unlink()
     (tmp_path / "keys" / "admin.key").unlink()

@@ -57,7 +57,7 @@ def loss(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_a_full_record_reads_as_tables_with_equal_columns() -> None:
+def test_record_as_aligned_tables() -> None:
     full = record(
         queued=10_000,
         workers=[worker(), worker(name="worker:10", leases=0, running=0, rate=99.0, state="away")],
@@ -96,7 +96,7 @@ def test_a_full_record_reads_as_tables_with_equal_columns() -> None:
     ]
 
 
-def test_a_launched_cluster_shows_its_wanted_size_its_bounds_and_what_is_under_way() -> None:
+def test_launched_cluster_shows_size() -> None:
     none = {"starting": [], "leaving": [], "failed": []}
     fixed = {"wanted": 2, "min": None, "max": None, "idle_s": None, **none}
     bounded = {
@@ -114,7 +114,7 @@ def test_a_launched_cluster_shows_its_wanted_size_its_bounds_and_what_is_under_w
     ]
 
 
-def test_a_dispatcher_without_workers_says_how_to_add_one() -> None:
+def test_status_without_workers_has_remedy() -> None:
     assert status.lines(record()) == [
         (
             "dispatcher at 127.0.0.1:5050 (pid 7): 0 workers, 0 slots, 0 queued, 0 given out, 0 "
@@ -124,7 +124,7 @@ def test_a_dispatcher_without_workers_says_how_to_add_one() -> None:
     ]
 
 
-def test_the_record_of_a_real_dispatcher_can_be_shown() -> None:
+def test_record_of_real_dispatcher() -> None:
     with (
         DispatchServer(DispatcherConfig()) as server,
         Client.create("zmq", server.address) as client,
@@ -133,7 +133,7 @@ def test_the_record_of_a_real_dispatcher_can_be_shown() -> None:
     assert status.lines(told)[0].startswith(f"dispatcher at {server.address} (pid ")
 
 
-def test_the_latest_losses_come_first_and_old_ones_are_only_counted() -> None:
+def test_latest_losses_come_first() -> None:
     many = [loss(name=f"worker:{number}", ago_s=100.0 - number) for number in range(30)]
     table = status.losses(record(losses=many, losses_count=44))
     assert [row[0] for row in table.rows] == [
@@ -146,11 +146,11 @@ def test_the_latest_losses_come_first_and_old_ones_are_only_counted() -> None:
     ("code", "told"),
     [(None, "-"), (-11, "killed by SIGSEGV"), (3, "exit code 3"), (0, "exit code 0")],
 )
-def test_an_exit_code_is_told_in_words(code: int | None, told: str) -> None:
+def test_exit_code_in_words(code: int | None, told: str) -> None:
     assert status.losses(record(losses=[loss(exit_code=code)])).rows[0][2] == told
 
 
-def test_slots_that_died_and_payloads_that_took_the_long_way_are_told() -> None:
+def test_slot_deaths_and_relays_are_shown() -> None:
     last = {"name": "worker:1", "exit_code": -9, "ago_s": 12.0}
     workers = [
         worker(slot_deaths=2),
@@ -170,7 +170,7 @@ def test_slots_that_died_and_payloads_that_took_the_long_way_are_told() -> None:
     ]
 
 
-def test_what_strangers_do_is_told_and_nothing_in_good_times() -> None:
+def test_refused_connections_are_shown() -> None:
     assert status.troubles(record(dropped={"garbage": 0})) == []
     assert status.troubles(record(dropped={"garbage": 2, "another": 1}, refused_handshakes=3)) == [
         "3 connections refused: a wrong token or key, or no zmqdist",
@@ -201,5 +201,5 @@ def test_texts_of_other_processes_cannot_write_to_the_terminal() -> None:
         (172_800, "2 d"),
     ],
 )
-def test_a_duration_has_one_unit(seconds: float, told: str) -> None:
+def test_duration_has_one_unit(seconds: float, told: str) -> None:
     assert status.duration(seconds) == told

@@ -41,16 +41,14 @@ def _serving(address: str) -> ZmqServer:
         ({"num_workers": 0, "num_ps": 1}, {"ps": 1}),
     ],
 )
-def test_a_cluster_has_the_tasks_that_were_asked_for(
-    arguments: Any, counts: dict[str, int]
-) -> None:
+def test_cluster_has_requested_tasks(arguments: Any, counts: dict[str, int]) -> None:
     cluster = create_cluster_spec(**arguments)
     assert {job: len(tasks) for job, tasks in cluster.items()} == counts
     assert json.loads(json.dumps(cluster)) == cluster
     assert isinstance(cluster, dict)
 
 
-def test_a_reserved_port_is_given_to_nobody_else_and_its_own_server_may_listen_there() -> None:
+def test_reserved_port_is_for_its_server_only() -> None:
     cluster = create_cluster_spec(num_workers=1)
     (port,) = _ports(cluster)
     others = [create_cluster_spec(num_workers=20) for _ in range(10)]
@@ -64,7 +62,7 @@ def test_a_reserved_port_is_given_to_nobody_else_and_its_own_server_may_listen_t
         client.close()
 
 
-def test_a_port_is_free_again_when_nobody_has_the_cluster_any_more() -> None:
+def test_port_of_unreferenced_cluster_is_free() -> None:
     cluster = create_cluster_spec()
     (port,) = _ports(cluster)
     del cluster
@@ -73,7 +71,7 @@ def test_a_port_is_free_again_when_nobody_has_the_cluster_any_more() -> None:
         anybody.bind(("127.0.0.1", port))
 
 
-def test_tasks_listen_at_the_addresses_of_their_cluster_and_call_each_other() -> None:
+def test_tasks_call_each_other() -> None:
     def work() -> str:
         config = json.loads(os.environ["TF_CONFIG"])
         workers, index = config["cluster"]["worker"], config["task"]["index"]
@@ -89,7 +87,7 @@ def test_tasks_listen_at_the_addresses_of_their_cluster_and_call_each_other() ->
 
 
 @pytest.mark.parametrize("number", [-1, 1.5, "2", None])
-def test_a_number_of_tasks_that_cannot_be_is_refused(number: Any) -> None:
+def test_bad_task_count_is_refused(number: Any) -> None:
     with pytest.raises(
         ValueError, match=r"0 or more tasks of ps|num_ps is .*, wants a whole number"
     ):
@@ -100,7 +98,7 @@ def test_a_number_of_tasks_that_cannot_be_is_refused(number: Any) -> None:
         create_in_process_cluster(num_workers=number, num_ps=0)
 
 
-def test_an_in_process_cluster_serves_at_every_address_until_it_is_stopped() -> None:
+def test_in_process_cluster_serves_until_stopped() -> None:
     with create_in_process_cluster(num_workers=2, num_ps=1, has_chief=True) as cluster:
         assert {job: len(tasks) for job, tasks in cluster.items()} == {
             "chief": 1,
@@ -115,7 +113,7 @@ def test_an_in_process_cluster_serves_at_every_address_until_it_is_stopped() -> 
     cluster.stop()
 
 
-def test_an_in_process_cluster_serves_on_when_only_its_addresses_were_kept() -> None:
+def test_unreferenced_in_process_cluster_serves() -> None:
     addresses = [
         address
         for tasks in create_in_process_cluster(num_workers=1, num_ps=1).values()
@@ -129,12 +127,12 @@ def test_an_in_process_cluster_serves_on_when_only_its_addresses_were_kept() -> 
     cluster.stop()
 
 
-def test_an_in_process_cluster_has_one_layer() -> None:
+def test_in_process_cluster_has_one_layer() -> None:
     with pytest.raises(ValueError, match="rpc_layer must be 'zmq', not 'grpc'"):
         create_in_process_cluster(1, 0, rpc_layer="grpc")
 
 
-def test_the_names_of_the_package_load_their_parts_on_first_use() -> None:
+def test_names_load_on_first_use() -> None:
     program = "import sys, zmqdist.testing; print([name for name in ('numpy', 'zmq', 'cloudpickle') if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

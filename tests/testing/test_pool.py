@@ -39,7 +39,7 @@ def pool() -> Iterator[MultiProcessPoolRunner]:
         yield pool
 
 
-def test_same_process_across_runs(pool: MultiProcessPoolRunner) -> None:
+def test_process_stays_across_runs(pool: MultiProcessPoolRunner) -> None:
     pids = pool.run(os.getpid)
     assert len(set(pids)) == 2
     for _ in range(3):
@@ -88,7 +88,7 @@ def test_unexpected_exit(pool: MultiProcessPoolRunner) -> None:
     assert not set(pool.run(os.getpid)) & set(pids)
 
 
-def test_a_process_that_dies_between_two_runs_is_told_by_the_next(
+def test_process_dead_between_runs_is_reported(
     pool: MultiProcessPoolRunner,
 ) -> None:
     (pid, _) = pool.run(os.getpid)
@@ -124,7 +124,7 @@ def test_initializer() -> None:
             assert pool.run(lambda: sys.initialized) == [1, 1]  # type: ignore[attr-defined]
 
 
-def test_an_initializer_that_fails_fails_the_run() -> None:
+def test_failing_initializer_fails_run() -> None:
     def initialize() -> None:
         raise ValueError("not today")
 
@@ -170,7 +170,7 @@ def test_values_and_the_barrier_come_in_every_run(pool: MultiProcessPoolRunner) 
     assert pool.run(meet, ("b",), {"twice": False}) == ["b"]
 
 
-def test_no_task_begins_a_run_before_all_can_come_to_its_barrier(
+def test_barrier_knows_all_tasks_of_run(
     pool: MultiProcessPoolRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """worker-0 has asked at the barrier before worker-1 is sent its function: both come through."""
@@ -195,7 +195,7 @@ def test_no_task_begins_a_run_before_all_can_come_to_its_barrier(
     assert len(pool.run(first_comes_to_the_barrier)) == 2
 
 
-def test_who_waits_at_the_barrier_for_one_that_has_raised_is_told() -> None:
+def test_barrier_error_names_raising_task() -> None:
     def work() -> str | None:
         if me() == "worker-0":
             raise ValueError("first")
@@ -210,7 +210,7 @@ def test_who_waits_at_the_barrier_for_one_that_has_raised_is_told() -> None:
         pool.run(work)
 
 
-def test_a_run_that_takes_too_long_writes_its_stacks_and_ends_the_processes(
+def test_overlong_run_writes_stacks(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with MultiProcessPoolRunner(create_cluster_spec()) as pool:
@@ -221,7 +221,7 @@ def test_a_run_that_takes_too_long_writes_its_stacks_and_ends_the_processes(
         assert "in for_ever" in capsys.readouterr().out
 
 
-def test_a_pool_that_nobody_has_any_more_ends_its_processes() -> None:
+def test_unreferenced_pool_ends_processes() -> None:
     pool = MultiProcessPoolRunner({"worker": ["localhost:1"]})
     (pid,) = pool.run(os.getpid)
     del pool
@@ -237,16 +237,14 @@ def test_a_pool_that_nobody_has_any_more_ends_its_processes() -> None:
         ({"worker": ["localhost:1"]}, "initialize", ValueError),
     ],
 )
-def test_what_cannot_be_a_pool_is_refused_at_once(
+def test_bad_pool_arguments_are_refused(
     cluster: Any, initializer: Any, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         MultiProcessPoolRunner(cluster, initializer)
 
 
-def test_work_that_is_sent_before_the_threads_of_the_processes_have_begun_is_run(
-    pool: MultiProcessPoolRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_early_work_is_run(pool: MultiProcessPoolRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     sent, send = threading.Event(), PoolWork.send
 
     class Late(threading.Thread):
@@ -267,7 +265,7 @@ def test_work_that_is_sent_before_the_threads_of_the_processes_have_begun_is_run
 
 
 @pytest.mark.timeout(60)
-def test_an_argument_for_which_a_task_has_no_memory_is_its_error_and_the_pool_goes_on(
+def test_argument_beyond_memory_of_task(
     pool: MultiProcessPoolRunner,
 ) -> None:
     def leave(spare_bytes: int) -> None:
@@ -291,7 +289,7 @@ def test_an_argument_for_which_a_task_has_no_memory_is_its_error_and_the_pool_go
 
 
 @pytest.mark.timeout(60)
-def test_a_value_for_which_the_parent_has_no_memory_is_an_error_and_the_pool_goes_on(
+def test_value_beyond_memory_of_parent(
     pool: MultiProcessPoolRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def small_only(given: Any = b"") -> bytearray:

@@ -71,7 +71,7 @@ def test_multi_process_runner_error_propagates_from_subprocesses() -> None:
     assert 'raise ValueError("This is an error.")' in str(caught.value.__cause__)
 
 
-def test_an_error_of_the_tests_own_class_keeps_it_and_what_others_returned() -> None:
+def test_error_keeps_class_and_results() -> None:
     def fail() -> str:
         get_barrier().wait()
         if me() == "worker-1":
@@ -84,7 +84,7 @@ def test_an_error_of_the_tests_own_class_keeps_it_and_what_others_returned() -> 
     assert caught.value.mpr_result.return_value == ["worker-0"]
 
 
-def test_a_task_that_fails_in_pytests_own_way_fails_the_test() -> None:
+def test_pytest_failure_in_task_fails_test() -> None:
     """By its name and text: pytest says that this class is one of the module builtins, where no
     pickle finds it."""
     with pytest.raises(BaseException, match="as told"):
@@ -105,7 +105,7 @@ def test_multi_process_runner_args_passed_correctly() -> None:
     assert given.return_value == [("a", "b", "c_v")] * 2
 
 
-def test_large_arrays_go_both_ways_and_what_cannot_be_pickled_is_told_by_its_place() -> None:
+def test_large_arrays_and_unpicklable_parts() -> None:
     array = np.arange(1_000_000)
     (twice,) = run(lambda a: a * 2, create_cluster_spec(), args=(array,)).return_value
     np.testing.assert_array_equal(twice, array * 2)
@@ -151,7 +151,7 @@ def test_streaming(capsys: pytest.CaptureFixture[str]) -> None:
     assert not any("-3" in line for line in lines)
 
 
-def test_nothing_is_streamed_when_that_is_not_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_silent_without_stream_output(capsys: pytest.CaptureFixture[str]) -> None:
     runner = MultiProcessRunner(
         lambda: print("quiet"), create_cluster_spec(), stream_output=False, return_output=True
     )
@@ -249,7 +249,7 @@ def test_start_in_process_as(bell: Callable[..., Bell]) -> None:
         assert f"[{task}]:".ljust(15) + f"{task} was here\n" in result.stdout
 
 
-def test_an_error_of_the_task_in_this_process_is_raised_here_and_ends_the_others() -> None:
+def test_error_of_own_task_ends_others() -> None:
     def work() -> None:
         if me() == "chief-0":
             raise Odd("here")
@@ -323,7 +323,7 @@ def test_barrier(tmp_path: Path) -> None:
     )
 
 
-def test_a_barrier_can_be_returned_from_a_task_and_nothing_can_wait_for_it_here() -> None:
+def test_barrier_returned_to_parent_cannot_wait() -> None:
     (barrier,) = run(get_barrier, create_cluster_spec(num_workers=1)).return_value
     assert barrier.parties == 1
     with pytest.raises(ValueError, match="in the function that the runner runs"):
@@ -331,7 +331,7 @@ def test_a_barrier_can_be_returned_from_a_task_and_nothing_can_wait_for_it_here(
 
 
 @pytest.mark.parametrize("timeout", ["3", float("nan")])
-def test_a_barrier_takes_no_time_out_that_is_no_number(timeout: Any) -> None:
+def test_barrier_timeout_must_be_a_number(timeout: Any) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="a time-out is a number of seconds"):
         run(lambda: get_barrier().wait(timeout), create_cluster_spec(num_workers=1))
 
@@ -341,7 +341,7 @@ def test_barrier_called_in_main_process() -> None:
         get_barrier()
 
 
-def test_a_barrier_that_somebody_cannot_come_to_any_more_fails_at_once() -> None:
+def test_hopeless_barrier_fails_at_once() -> None:
     def work() -> None:
         if me() == "worker-1":
             raise Odd("first")
@@ -356,7 +356,7 @@ def test_a_barrier_that_somebody_cannot_come_to_any_more_fails_at_once() -> None
     )
 
 
-def test_a_barrier_that_waits_too_long_fails_for_all_who_wait_and_who_come_later(
+def test_late_barrier_fails_for_all(
     bell: Callable[..., Bell],
 ) -> None:
     over = bell()
@@ -381,7 +381,7 @@ def test_a_barrier_that_waits_too_long_fails_for_all_who_wait_and_who_come_later
     )
 
 
-def test_an_added_task_is_not_one_of_the_barriers() -> None:
+def test_added_task_is_outside_barrier() -> None:
     with MultiProcessRunner(lambda: None, create_cluster_spec()) as runner:
         runner.start_single_process("ps", 0, fn=lambda: get_barrier().wait())
         with pytest.raises(
@@ -414,7 +414,7 @@ def test_stdout_available_when_timeout(bell: Callable[..., Bell]) -> None:
     assert runner.get_process_exit_code("worker", 0) == -signal.SIGTERM
 
 
-def test_who_ignores_sigterm_is_killed(bell: Callable[..., Bell]) -> None:
+def test_task_ignoring_sigterm_is_killed(bell: Callable[..., Bell]) -> None:
     begun = bell()
 
     def work() -> None:
@@ -509,13 +509,13 @@ def test_exit_code_is_reported_by_subprocess() -> None:
     )
 
 
-def test_a_task_that_a_signal_from_outside_ended_has_not_failed() -> None:
+def test_task_ended_by_outer_signal_succeeds() -> None:
     assert (
         run(lambda: os.kill(os.getpid(), signal.SIGKILL), create_cluster_spec()).return_value == []
     )
 
 
-def test_without_dependence_on_the_chief_the_others_go_on(bell: Callable[..., Bell]) -> None:
+def test_tasks_outlive_independent_chief(bell: Callable[..., Bell]) -> None:
     gone = bell()
 
     def work() -> str:
@@ -647,7 +647,9 @@ def test_auto_restart_terminate(tmp_path: Path, bell: Callable[..., Bell]) -> No
     ("devices", "seen"),
     [("0,1", ["0", "1"]), ("0,1,2,3", ["0,2", "1,3"]), ("5", ["5", "5"]), ("", ["", ""])],
 )
-def test_not_share_gpu(devices: str, seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_divided_among_tasks(
+    devices: str, seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
     with MultiProcessRunner(
         lambda: (me(), os.environ["CUDA_VISIBLE_DEVICES"]),
@@ -673,7 +675,7 @@ def test_not_share_gpu(devices: str, seen: list[str], monkeypatch: pytest.Monkey
         (me, {"worker": "localhost:1"}, TypeError, "must be a list or a dict"),
     ],
 )
-def test_what_cannot_be_run_is_refused_at_once(
+def test_bad_runner_arguments_are_refused(
     fn: Any, cluster: Any, error: type[Exception], told: str
 ) -> None:
     with pytest.raises(error, match=told):
@@ -681,7 +683,7 @@ def test_what_cannot_be_run_is_refused_at_once(
 
 
 @pytest.mark.parametrize("timeout", [float("nan"), "1", True])
-def test_a_timeout_is_a_number_of_seconds(timeout: Any) -> None:
+def test_timeout_is_a_number_of_seconds(timeout: Any) -> None:
     with MultiProcessRunner(me, {"worker": ["localhost:1"]}) as runner:
         runner.start()
         with pytest.raises(ValueError, match="a number of seconds"):
@@ -733,9 +735,7 @@ runner.join(None)
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 @pytest.mark.killed("test harness")
-def test_nothing_outlives_the_parent_however_it_ends(
-    number: int, bell: Callable[..., Bell]
-) -> None:
+def test_tasks_end_with_parent(number: int, bell: Callable[..., Bell]) -> None:
     begun = bell()
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(begun.path)], stderr=subprocess.PIPE, text=True
@@ -750,7 +750,7 @@ def test_nothing_outlives_the_parent_however_it_ends(
         ends(pid)
 
 
-def test_what_a_task_leaves_behind_ends_with_it() -> None:
+def test_children_end_with_task() -> None:
     def leave() -> int:
         return subprocess.Popen(["sleep", "1000"]).pid
 
@@ -758,7 +758,7 @@ def test_what_a_task_leaves_behind_ends_with_it() -> None:
     ends(pid)
 
 
-def test_a_with_statement_that_fails_leaves_no_task() -> None:
+def test_failed_with_statement_leaves_no_task() -> None:
     def fails(runner: MultiProcessRunner) -> None:
         with runner:
             runner.start()

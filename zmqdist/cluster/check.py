@@ -105,23 +105,23 @@ def build(kind: type[_S], raw: Any, path: Path = (), *, text_keys: bool = False)
     """
     if not isinstance(raw, dict):
         raise Mistake(path, f"expected a mapping of keys to values, got {displayed(raw)}")
-    known = {each.name: each for each in msgspec.structs.fields(kind)}
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
     for key in raw:
-        if key not in known:
+        if key not in fields:
             raise Mistake(
                 (*path, key),
                 "unknown job" if path == ("jobs",) else "unknown key",
                 # never suggest `runtime`, which only a launcher writes
-                did_you_mean(key, [name for name in known if name != "runtime"], "known are:"),
+                did_you_mean(key, [name for name in fields if name != "runtime"], "known are:"),
             )
-    for name, each in known.items():
-        if each.required and name not in raw:
+    for name, field in fields.items():
+        if field.required and name not in raw:
             raise Mistake((*path, name), "required key is missing")
     values: dict[str, Any] = {}
     for name in raw:
-        inner, value = _section_in(known[name].type), raw[name]
+        inner, value = _section_in(fields[name].type), raw[name]
         if inner is None:
-            values[name] = _leaf(known[name].type, value, (*path, name), text_keys)
+            values[name] = _leaf(fields[name].type, value, (*path, name), text_keys)
         else:
             # the value is None if all keys of the section are commented out, and the section then
             # has its defaults
@@ -147,10 +147,10 @@ def _leaf(hint: Any, value: Any, path: Path, text_keys: bool) -> Any:
         return msgspec.convert(value, hint, str_keys=text_keys)
     except msgspec.ValidationError:
         extra = next(
-            each.extra for each in get_args(hint) if isinstance(each, msgspec.Meta) and each.extra
+            meta.extra for meta in get_args(hint) if isinstance(meta, msgspec.Meta) and meta.extra
         )
-    got, place = _offender(hint, value, path, text_keys, extra["secret"])
-    raise Mistake(place, f"expected {extra['expected']}, got {got}")
+    value_text, value_path = _offender(hint, value, path, text_keys, extra["secret"])
+    raise Mistake(value_path, f"expected {extra['expected']}, got {value_text}")
 
 
 def _offender(hint: Any, value: Any, path: Path, text_keys: bool, secret: bool) -> tuple[str, Path]:
@@ -354,16 +354,16 @@ def _ssh(config: Config) -> Iterator[Mistake]:
             "write for example ssh: {hosts: [node-a, node-b]}",
         )
         return
-    names = [each if isinstance(each, str) else each.host for each in hosts]
+    names = [entry if isinstance(entry, str) else entry.host for entry in hosts]
     for index, name in enumerate(names):
         if name in names[:index]:
             yield Mistake((*path, index), f"host {name} is listed twice", "write its slots once")
-    slots = [None if isinstance(each, str) else each.slots for each in hosts]
+    slots = [None if isinstance(entry, str) else entry.slots for entry in hosts]
     jobs = config.jobs
     roles = (0 if jobs.worker is None else jobs.worker.most()) + (
         0 if jobs.ps is None else len(jobs.ps.indices())
     )
-    bounded = [each for each in slots if each is not None]
+    bounded = [entry for entry in slots if entry is not None]
     if len(bounded) == len(slots) and sum(bounded) < roles:
         yield Mistake(
             path,

@@ -294,14 +294,14 @@ def schema() -> dict[str, Any]:
     Only `load` checks addresses, and the rules that involve several keys, such as the rule that no
     address is listed twice.
     """
-    made = msgspec.json.schema(ClusterConfig)
-    defs = made["$defs"]
+    tree = msgspec.json.schema(ClusterConfig)
+    defs = tree["$defs"]
     top = defs["ClusterConfig"]["properties"]
     del defs["RuntimeConfig"], top["runtime"]
-    for each in (key for section in defs.values() for key in section["properties"].values()):
-        if "$ref" in each:
+    for definition in (key for section in defs.values() for key in section["properties"].values()):
+        if "$ref" in definition:
             # the value of the key is a section, and null means the defaults of the section
-            each["anyOf"] = [{"$ref": each.pop("$ref")}, {"type": "null"}]
+            definition["anyOf"] = [{"$ref": definition.pop("$ref")}, {"type": "null"}]
     defs["JobsConfig"]["minProperties"] = 1
     for name, job in defs["JobsConfig"]["properties"].items():
         del job["default"]
@@ -311,9 +311,9 @@ def schema() -> dict[str, Any]:
         defs[name]["oneOf"] = _COUNT_OR_TASKS
     for name in ("SingleJob", "EvaluatorJob"):
         defs[name]["oneOf"] = [*_COUNT_OR_TASKS, _NEITHER]
-    for each in defs.values():
-        each["description"] = each["description"].partition("\n")[0]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+    for definition in defs.values():
+        definition["description"] = definition["description"].partition("\n")[0]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **tree}
 
 
 # `required` accepts a key whose value is null. `type` refuses null here, because a cluster file
@@ -340,11 +340,11 @@ def _located(mistake: Mistake, path: str, lines: dict[Path, int]) -> ConfigError
     """Return the ConfigError for a mistake. A missing key has no line, so the error names the line
     of the nearest key above it in the path.
     """
-    place = mistake.path
-    while place and place not in lines:
-        place = place[:-1]
+    known_path = mistake.path
+    while known_path and known_path not in lines:
+        known_path = known_path[:-1]
     return ConfigError(
-        path, lines.get(place, 1), dotted(mistake.path), mistake.problem, mistake.hint
+        path, lines.get(known_path, 1), dotted(mistake.path), mistake.problem, mistake.hint
     )
 
 
@@ -401,8 +401,8 @@ def _position(error: yaml.reader.ReaderError, text: str) -> int:
     """Return the index of the bad character in `text`. libyaml and PyYAML report positions in
     different units, but both report the character, so this function searches for it.
     """
-    found = text.find(chr(error.character)) if isinstance(error.character, int) else -1
-    return found if found >= 0 else int(error.position)
+    position = text.find(chr(error.character)) if isinstance(error.character, int) else -1
+    return position if position >= 0 else int(error.position)
 
 
 def _not_yaml(error: yaml.MarkedYAMLError, text: str, path: str) -> ConfigError:
@@ -460,12 +460,12 @@ class _Nodes:
                 self.lines[path] = line
                 raise Mistake(path, "a key must be a word or a number")
             key = _scalar(key_node, path)
-            place = (*path, key)
+            key_path = (*path, key)
             if key in values:
-                first, self.lines[place] = self.lines[place], line
-                raise Mistake(place, "duplicate key", f"first on line {first}")
-            self.lines[place] = line
-            values[key] = self.value(value_node, place)
+                first, self.lines[key_path] = self.lines[key_path], line
+                raise Mistake(key_path, "duplicate key", f"first on line {first}")
+            self.lines[key_path] = line
+            values[key] = self.value(value_node, key_path)
         return values
 
 

@@ -61,11 +61,11 @@ class _Def:
           ValueError: a key is unknown, or a value has a wrong type. The text names the place.
         """
         try:
-            made = msgspec.convert(copy.deepcopy(data), cls, str_keys=True)
+            parsed = msgspec.convert(copy.deepcopy(data), cls, str_keys=True)
         except msgspec.ValidationError as error:
             raise ValueError(f"not a {cls.__name__}: {error}") from None
-        _refuse_surplus(data, made.to_dict(), cls.__name__)
-        return made
+        _refuse_surplus(data, parsed.to_dict(), cls.__name__)
+        return parsed
 
     def SerializeToString(self) -> bytes:
         """Return the object as JSON in UTF-8. Objects with equal contents give equal bytes.
@@ -98,22 +98,22 @@ class _Def:
             parsed = type(self).from_dict(msgspec.json.decode(serialized))
         except (msgspec.DecodeError, RecursionError) as error:
             raise ValueError(f"not a {type(self).__name__}: {error}") from None
-        for each in fields(parsed):  # type: ignore[arg-type]
-            setattr(self, each.name, getattr(parsed, each.name))
+        for member in fields(parsed):  # type: ignore[arg-type]
+            setattr(self, member.name, getattr(parsed, member.name))
         return len(serialized)
 
 
-def _refuse_surplus(data: Any, kept: Any, place: str) -> None:
-    """Raise ValueError for a key of `data` that `kept` lacks, because it is probably a typing
+def _refuse_surplus(data: Any, accepted: Any, type_name: str) -> None:
+    """Raise ValueError for a key of `data` that `accepted` lacks, because it is probably a typing
     mistake. msgspec ignores such keys."""
-    if isinstance(data, Mapping) and isinstance(kept, dict):
+    if isinstance(data, Mapping) and isinstance(accepted, dict):
         for key, value in data.items():
-            if str(key) not in kept:
-                raise ValueError(f"not a {place}: unknown key {key!r}")
-            _refuse_surplus(value, kept[str(key)], place)
+            if str(key) not in accepted:
+                raise ValueError(f"not a {type_name}: unknown key {key!r}")
+            _refuse_surplus(value, accepted[str(key)], type_name)
     elif isinstance(data, list | tuple):
-        for one, other in zip(data, kept, strict=True):
-            _refuse_surplus(one, other, place)
+        for item, accepted_item in zip(data, accepted, strict=True):
+            _refuse_surplus(item, accepted_item, type_name)
 
 
 @dataclass
@@ -169,10 +169,10 @@ class ClusterDeviceFilters(_Def):
           ValueError: a filter is not of the form `/key:value/...`.
         """
         filters = list(device_filters)
-        if not all(isinstance(each, str) for each in filters):
+        if not all(isinstance(device_filter, str) for device_filter in filters):
             raise AssertionError(f"device filters must be strings, got {filters!r}")
-        for each in filters:
-            _parts(each)
+        for device_filter in filters:
+            _parts(device_filter)
         self.jobs.setdefault(job_name, {})[task_index] = filters
 
     def is_visible(self, job_name: str, task_index: int, device: str) -> bool:
@@ -184,12 +184,12 @@ class ClusterDeviceFilters(_Def):
         Raises:
           ValueError: `device` does not have this form.
         """
-        seen = _parts(device)
+        parts = _parts(device)
         own = {"job": job_name, "task": str(task_index)}
         filters = self.jobs.get(job_name, {}).get(task_index, [])
-        if not filters or own.items() <= seen.items():
+        if not filters or own.items() <= parts.items():
             return True
-        return any(_parts(each).items() <= seen.items() for each in filters)
+        return any(_parts(device_filter).items() <= parts.items() for device_filter in filters)
 
 
 def _parts(device: str) -> dict[str, str]:

@@ -34,7 +34,7 @@ class Device:
         Raises:
           ValueError: the text is not the name of a device, or a part occurs twice in it.
         """
-        found: dict[str, str | int] = {}
+        values: dict[str, str | int] = {}
         position = 0
         while position < len(name):
             part = _PART.match(name, position)
@@ -43,19 +43,19 @@ class Device:
                 if part is None
                 else {key: text for key, text in part.groupdict().items() if text is not None}
             )
-            if part is None or not found.keys().isdisjoint(fields):
+            if part is None or not values.keys().isdisjoint(fields):
                 break
-            found.update(
+            values.update(
                 {key: int(text) if text.isdecimal() else text for key, text in fields.items()}
             )
             position = part.end()
-        if position < len(name) or not found:
+        if position < len(name) or not values:
             raise ValueError(
                 f"{name!r} is not the name of a device: wanted "
                 f"/job:NAME/replica:0/task:N/device:CPU:0, or parts of it"
             )
-        made = cls(**found)  # type: ignore[arg-type]
-        return made if made.type is None else replace(made, type=made.type.upper())
+        device = cls(**values)  # type: ignore[arg-type]
+        return device if device.type is None else replace(device, type=device.type.upper())
 
     def canonical(self) -> Device:
         """Return this device with replica 0 and CPU 0 in place of missing parts."""

@@ -423,13 +423,13 @@ class JobsConfig(Section, frozen=True):
         >>> list(zd.cluster.JobsConfig(worker=zd.cluster.WorkerJob(count=2)).task_jobs())
         ['worker']
         """
-        every = {
+        jobs = {
             "worker": self.worker,
             "ps": self.ps,
             "chief": self.chief,
             "evaluator": self.evaluator,
         }
-        return {name: job for name, job in every.items() if job is not None}
+        return {name: job for name, job in jobs.items() if job is not None}
 
 
 class SecurityConfig(Section, frozen=True):

@@ -57,8 +57,8 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
         # keep their number, so they have to count the epochs.
         epoch = info.seed - info.id + self._epochs
         self._epochs += 1
-        if any(each.op.name == "distribute" for each in self.dataset.walk()):
-            return iter(self.dataset.rewrite(lambda each: _for_epoch(each, epoch)))
+        if any(node.op.name == "distribute" for node in self.dataset.walk()):
+            return iter(self.dataset.rewrite(lambda node: _for_epoch(node, epoch)))
         return iter(common_shard(self.dataset, info.num_workers, info.id, (self._entropy, epoch)))
 
     def __len__(self) -> int:
@@ -73,8 +73,8 @@ def _writable(value: Any) -> Any:
     return value
 
 
-def _for_epoch(each: Any, epoch: int) -> Any:
-    if each.op.name != "distribute":
-        return each
-    name = f"{each.op.job_name or 'loader'}-{each.op.dataset}-{epoch}"
-    return type(each)(replace(each.op, job_name=name), each.inputs)
+def _for_epoch(node: Any, epoch: int) -> Any:
+    if node.op.name != "distribute":
+        return node
+    name = f"{node.op.job_name or 'loader'}-{node.op.dataset}-{epoch}"
+    return type(node)(replace(node.op, job_name=name), node.inputs)

@@ -67,7 +67,7 @@ class ReceivedCode:
     def _offered(self, order: OfferCode) -> AgentEvent:
         self._offer, self._data = order, bytearray()
         root = Path(order.root)
-        if root.is_dir() and _is_same(root, order):
+        if root.is_dir() and _has_offered_files(root, order):
             return self._ready(order.order_id, root)
         return CodeWanted(order.order_id)
 
@@ -97,7 +97,7 @@ class ReceivedCode:
         return CodeReady(order_id, str(root))
 
 
-def _is_same(root: Path, order: OfferCode) -> bool:
+def _has_offered_files(root: Path, order: OfferCode) -> bool:
     """Return whether the files below `root` equal the offered files, for example because this host
     shares the launcher's file system."""
     try:

@@ -90,28 +90,28 @@ class AgentLink:
         a login shell.
 
     Attributes:
-      on_role_ended: a function that the reader thread calls with each role that has ended.
-      on_ended: a function that the reader thread calls with the link when the connection has ended,
-        and before `on_role_ended` for the roles that ran then.
+      on_role_end: a function that the reader thread calls with each role that has ended.
+      on_end: a function that the reader thread calls with the link when the connection has ended,
+        and before `on_role_end` for the roles that ran then.
       greeting: the agent's first event, or None if the agent has not sent one.
       greeted: an event that is set when `greeting` has arrived or the connection has ended.
       answered_close: an event that is set when the agent has received a CloseAgent, or the
         connection has ended.
-      why_ended: a sentence with the name of the host and the reason why the connection has ended.
+      end_reason: a sentence with the name of the host and the reason why the connection has ended.
         "" until the connection has ended.
     """
 
     def __init__(self, host: str, stream: AgentStream, on_note: Callable[[str], object]) -> None:
         self.host = host
-        self.on_role_ended: Callable[[RemoteRole], object] = lambda role: None
-        self.on_ended: Callable[[AgentLink], object] = lambda link: None
-        self.why_ended = ""
+        self.on_role_end: Callable[[RemoteRole], object] = lambda role: None
+        self.on_end: Callable[[AgentLink], object] = lambda link: None
+        self.end_reason = ""
         self._stream = stream
         self._on_note = on_note
         self.greeting: AgentHello | AgentUnfit | None = None
         self.greeted = threading.Event()
         self.answered_close = threading.Event()
-        self._ended = threading.Event()
+        self._end_event = threading.Event()
         self._order_ids = itertools.count(1)
         self._lock = threading.Lock()
         self._roles: dict[int, RemoteRole] = {}
@@ -129,11 +129,11 @@ class AgentLink:
     # -- roles -------------------------------------------------------------------------------------
 
     def start(self, role: RemoteRole, order: StartRole) -> bool:
-        """Send the order that starts a role. The link calls `on_role_ended` when the role has ended. If
-        the connection has ended, return False and report nothing.
+        """Send the order that starts a role. The link calls `on_role_end` when the role has
+        ended. If the connection has ended, return False and report nothing.
         """
         with self._lock:
-            if self._ended.is_set():
+            if self._end_event.is_set():
                 return False
             order_id = next(self._order_ids)
             role.send_signal = lambda number: self._orders.put(SignalRole(order_id, number))
@@ -174,8 +174,10 @@ class AgentLink:
             return
         on_sending()
         data = zlib.compress(bundle.archive)
-        places = range(0, len(data), limits.CODE_PART_BYTES)
-        parts = [base64.b64encode(data[at : at + limits.CODE_PART_BYTES]).decode() for at in places]
+        offsets = range(0, len(data), limits.CODE_PART_BYTES)
+        parts = [
+            base64.b64encode(data[at : at + limits.CODE_PART_BYTES]).decode() for at in offsets
+        ]
         self._request(
             lambda order_id: [SendCode(order_id, part, part is parts[-1]) for part in parts],
             ANSWER_S + len(data) / CODE_BYTES_PER_S_MIN,
@@ -190,8 +192,8 @@ class AgentLink:
         """
         answer: queue.SimpleQueue[AgentEvent | None] = queue.SimpleQueue()
         with self._lock:
-            if self._ended.is_set():
-                raise errors.UnavailableError(self.why_ended)
+            if self._end_event.is_set():
+                raise errors.UnavailableError(self.end_reason)
             order_id = next(self._order_ids)
             self._requests[order_id] = answer
             for order in orders(order_id):
@@ -203,7 +205,7 @@ class AgentLink:
                 f"{self.host}: its agent has not answered for {timeout_s:.0f} s"
             ) from None
         if event is None:
-            raise errors.UnavailableError(self.why_ended)
+            raise errors.UnavailableError(self.end_reason)
         if isinstance(event, OrderRefused):
             raise errors.UnknownError(f"{self.host}: {event.reason}")
         return event
@@ -222,7 +224,7 @@ class AgentLink:
         self._reader.join()
         self._writer.join()
 
-    def wait_until_ended(self, timeout_s: float) -> bool:
+    def wait_for_end(self, timeout_s: float) -> bool:
         """Wait at most `timeout_s` until the connection has ended and all roles were reported as
         ended. Return False after a time-out."""
         self._reader.join(timeout_s)
@@ -278,26 +280,26 @@ class AgentLink:
                 _pass_on(role, event.text)
             case RoleEnded():
                 role.pid = event.pid
-                self._role_ended(event.order_id, event.exit_code, event.tail)
+                self._report_end(event.order_id, event.exit_code, event.tail)
             case OrderRefused():
-                self._role_ended(event.order_id, NOT_STARTED, f"{self.host}: {event.reason}")
+                self._report_end(event.order_id, NOT_STARTED, f"{self.host}: {event.reason}")
 
-    def _role_ended(self, order_id: int, exit_code: int, tail: str) -> None:
+    def _report_end(self, order_id: int, exit_code: int, tail: str) -> None:
         with self._lock:
             role = self._roles.pop(order_id)
         role.exit_code, role.tail = exit_code, tail
         role.ended.set()
         try:
-            self.on_role_ended(role)
+            self.on_role_end(role)
         except BaseException:  # the thread must go on reading events
             log.exception("the exit handler of %s failed", role.name)
 
     def _end(self) -> None:
         self._stream.close()
-        why = self._stream.why_ended()
+        why = self._stream.end_reason()
         with self._lock:
-            self.why_ended = f"{self.host}: {why}"
-            self._ended.set()
+            self.end_reason = f"{self.host}: {why}"
+            self._end_event.set()
             order_ids = list(self._roles)
             answers = list(self._requests.values())
         self.greeted.set()
@@ -305,9 +307,9 @@ class AgentLink:
         self._orders.put(None)
         for answer in answers:
             answer.put(None)
-        self.on_ended(self)
+        self.on_end(self)
         for order_id in order_ids:
-            self._role_ended(order_id, HOST_LOST, self.why_ended)
+            self._report_end(order_id, HOST_LOST, self.end_reason)
 
 
 def _pass_on(role: RemoteRole, line: str) -> None:

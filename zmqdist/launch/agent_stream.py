@@ -48,7 +48,7 @@ class AgentStream(Protocol):
         several seconds, end the stream by force. A second call does nothing.
         """
 
-    def why_ended(self) -> str:
+    def end_reason(self) -> str:
         """Return a phrase that says why the byte stream has ended and, if possible, what the user
         can do. The phrase does not name the host. Call this after the byte stream has ended.
         """
@@ -143,7 +143,7 @@ class ProcessStream:
                 self._process.wait()
             self._reader.join(END_S)
 
-    def why_ended(self) -> str:
+    def end_reason(self) -> str:
         self.close()
         return self._explain(self._process.returncode, "\n".join(self._notes))
 

@@ -336,11 +336,11 @@ class Children:
                 poll.unregister(fd)
                 os.close(fd)
                 try:
-                    self._ended(watched.pop(fd))
+                    self._finish(watched.pop(fd))
                 except BaseException:  # the thread must go on watching the other children
                     log.exception("the exit handler of a child process failed")
 
-    def _ended(self, child: Child) -> None:
+    def _finish(self, child: Child) -> None:
         if self._whole_groups:
             child.signal(signal.SIGKILL, group=True)
         try:

@@ -116,7 +116,7 @@ def pack(root: Path, paths: Sequence[str]) -> CodeBundle:
     """Pack files and folders below `root`. Raises ResourceExhaustedError if the files are too many
     or too large for code, and OSError if a file cannot be read.
     """
-    found: dict[str, Path] = {}
+    members: dict[str, Path] = {}
     left_out: dict[str, str] = {}
     total = 0
     for path in paths:
@@ -125,28 +125,28 @@ def pack(root: Path, paths: Sequence[str]) -> CodeBundle:
             if reason := _why_left_out(file, root, size, named=file == root / path):
                 left_out[name] = reason
                 continue
-            total += 0 if name in found else size
-            found[name] = file
-            if len(found) > CODE_FILES_MAX or total > CODE_BYTES_MAX:
-                what = ", ".join(str(root / each) for each in paths)
+            total += 0 if name in members else size
+            members[name] = file
+            if len(members) > CODE_FILES_MAX or total > CODE_BYTES_MAX:
+                sources = ", ".join(str(root / source) for source in paths)
                 raise ResourceExhaustedError(
-                    f"{what}: more than {CODE_BYTES_MAX // MIB} MiB or {CODE_FILES_MAX:,} files, "
-                    f"too much for code that is "
+                    f"{sources}: more than {CODE_BYTES_MAX // MIB} MiB or {CODE_FILES_MAX:,} "
+                    f"files, too much for code that is "
                     "sent to hosts: name what the workers import as `code:` in the cluster file, "
                     "or write `code: []` if the "
                     "hosts share this file system"
                 )
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name in sorted(found):
-            data = found[name].read_bytes()
+        for name in sorted(members):
+            data = members[name].read_bytes()
             # the entry has no time and no owner, so that equal files make equal archives
             entry = tarfile.TarInfo(name)
             entry.size = len(data)
-            entry.mode = found[name].stat().st_mode & 0o755
+            entry.mode = members[name].stat().st_mode & 0o755
             archive.addfile(entry, io.BytesIO(data))
-    reasons = sorted((reason, name) for name, reason in left_out.items() if name not in found)
-    return CodeBundle(root, tuple(paths), (".",), buffer.getvalue(), len(found), tuple(reasons))
+    reasons = sorted((reason, name) for name, reason in left_out.items() if name not in members)
+    return CodeBundle(root, tuple(paths), (".",), buffer.getvalue(), len(members), tuple(reasons))
 
 
 def _why_left_out(file: Path, root: Path, size: int, named: bool) -> str:

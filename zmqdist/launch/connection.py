@@ -224,12 +224,12 @@ def connect(
     config = ClusterConfig.from_environment() if name is None else None
     if name is not None and name.endswith((".yaml", ".yml")):
         config = running_cluster(name)
-    place = (
+    location = (
         resolve(name)
         if config is None or config.runtime is None
         else target_of(config, config.runtime)
     )
-    cluster = Cluster(f"zmq://{place.address}", place.credentials, config)
+    cluster = Cluster(f"zmq://{location.address}", location.credentials, config)
     cluster._dispatcher_client(timeout_s)
     return cluster
 
@@ -242,25 +242,25 @@ def running_cluster(file: str) -> ClusterConfig:
     from zmqdist.launch.folders import folders_in_use
 
     name = ClusterConfig.load(file, runtime_allowed=True).name
-    found: list[ClusterConfig] = []
+    clusters: list[ClusterConfig] = []
     for folder in folders_in_use():
         with contextlib.suppress(errors.ConfigError):
             # the file is incomplete while its launcher starts or ends
             running = ClusterConfig.load(folder / "cluster.yaml", runtime_allowed=True)
             if running.name == name and running.runtime is not None:
-                found.append(running)
-    if not found:
+                clusters.append(running)
+    if not clusters:
         raise errors.NotFoundError(
             f"no cluster {name!r} of {file} runs on this host: start it with `zmqdist launch "
             f"{file}`"
         )
-    if len(found) > 1:
-        targets = ", or ".join(map(_target_and_options, found))
+    if len(clusters) > 1:
+        targets = ", or ".join(map(_target_and_options, clusters))
         raise errors.FailedPreconditionError(
-            f"{len(found)} clusters {name!r} run on this host: name one by its address, with the "
-            f"option for its secret: {targets}"
+            f"{len(clusters)} clusters {name!r} run on this host: name one by its address, with "
+            f"the option for its secret: {targets}"
         )
-    return found[0]
+    return clusters[0]
 
 
 def _target_and_options(cluster: ClusterConfig) -> str:
@@ -321,7 +321,7 @@ class DispatcherClient:
         names them.
         """
         starts, leaves = set(decision["starts"]), set(decision["leaves"])
-        begun = time.monotonic()
+        start_s = time.monotonic()
         while True:
             scaling = self.call("status")["scaling"]
             failed = sorted(starts & set(scaling["failed"]))
@@ -330,7 +330,7 @@ class DispatcherClient:
             # Wait only for new workers that are still starting, because another command may
             # meanwhile have told a new worker to leave.
             waiting, staying = starts & set(scaling["starting"]), leaves & set(scaling["leaving"])
-            passed_s = time.monotonic() - begun
+            passed_s = time.monotonic() - start_s
             if waiting and passed_s >= wait_s:
                 return f"{', '.join(sorted(waiting))} did not register within {wait_s:g} s"
             if staying and passed_s >= wait_s + grace_s:

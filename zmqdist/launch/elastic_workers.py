@@ -80,7 +80,7 @@ class ElasticWorkers:
         self._events: queue.SimpleQueue[ElasticityEvent | None] = queue.SimpleQueue()
         self._replies: dict[int, Future[machine.AcceptSize | machine.RefuseSize]] = {}
         self._requests = 0
-        self._stopped = False
+        self._shut_down = False
         self._lock = threading.Lock()
         self._figures = self._new_figures()
         self._thread = threading.Thread(target=self._run, name="zmqdist-elastic", daemon=True)
@@ -117,15 +117,18 @@ class ElasticWorkers:
             )
         reports = {report.worker: report for report in self._dispatcher.drain_reports()}
         losing = {name for name, report in reports.items() if report.losses}
-        seen = [replace(each, refused=f"{WORKER}:{each.index}" in losing) for each in self._seen()]
+        workers = [
+            replace(worker, refused=f"{WORKER}:{worker.index}" in losing)
+            for worker in self._registered_workers()
+        ]
         reply: Future[machine.AcceptSize | machine.RefuseSize] = Future()
         with self._lock:
-            if self._stopped:
+            if self._shut_down:
                 raise errors.FailedPreconditionError("the cluster shuts down")
             self._requests += 1
             request = self._requests
             self._replies[request] = reply
-            self._events.put(machine.SizeRequested(request, count, grace_s, seen, force))
+            self._events.put(machine.SizeRequested(request, count, grace_s, workers, force))
         try:
             decision = reply.result(DECIDED_S)
         except FutureTimeoutError:
@@ -156,7 +159,7 @@ class ElasticWorkers:
         (`Scaler.close`)."""
         self._events.put(machine.Closing())
 
-    def worker_ended(self, index: int, role: RunningRole | None, restarts: bool) -> None:
+    def worker_exited(self, index: int, role: RunningRole | None, restarts: bool) -> None:
         """Record that the process of a worker has ended. `role` is None if the process could not be
         started."""
         self._events.put(
@@ -172,7 +175,7 @@ class ElasticWorkers:
         """Call `close`, and wait until the thread has ended. Later requests are refused."""
         self.close()
         with self._lock:
-            self._stopped = True
+            self._shut_down = True
             self._events.put(None)
         self._thread.join()
 
@@ -185,7 +188,7 @@ class ElasticWorkers:
                 at
                 for at in (
                     self._machine.deadline,
-                    look_at if self._machine.bounds.are_given else None,
+                    look_at if self._machine.bounds.are_set else None,
                 )
                 if at is not None
             ]
@@ -194,7 +197,7 @@ class ElasticWorkers:
                     timeout=max(0.0, min(due) - time.monotonic()) if due else None
                 )
             except queue.Empty:
-                if self._machine.bounds.are_given and time.monotonic() >= look_at:
+                if self._machine.bounds.are_set and time.monotonic() >= look_at:
                     look_at = time.monotonic() + LOOK_S
                     self._look()
                 event = Ticked()
@@ -205,12 +208,12 @@ class ElasticWorkers:
     def _look(self) -> None:
         try:
             snapshot = self._dispatcher.snapshot()
-            seen = self._seen()
+            workers = self._registered_workers()
         except errors.OpError:  # the dispatcher has been stopped, so there are no figures to read
             return
-        self._handle(machine.ClusterSeen(snapshot.queued - snapshot.queued_pinned, seen))
+        self._handle(machine.ClusterSeen(snapshot.queued - snapshot.queued_pinned, workers))
 
-    def _seen(self) -> list[SeenWorker]:
+    def _registered_workers(self) -> list[SeenWorker]:
         rows = [
             row for row in self._dispatcher.snapshot().workers if row.name.startswith(f"{WORKER}:")
         ]
@@ -287,7 +290,7 @@ class ElasticWorkers:
             "wanted": elasticity.wanted,
             "min": bounds.least,
             "max": bounds.most,
-            "idle_s": bounds.idle_s if bounds.are_given else None,
+            "idle_s": bounds.idle_s if bounds.are_set else None,
             "starting": _names(elasticity.starting),
             "leaving": _names(elasticity.leaving),
             "failed": _names(elasticity.failed),

@@ -82,7 +82,7 @@ class SizeBounds(Struct, frozen=True):
     room_reason: str = ""
 
     @property
-    def are_given(self) -> bool:
+    def are_set(self) -> bool:
         """Whether the cluster file has `min` and `max`, so that the size also changes without a
         request."""
         return self.least is not None and self.most is not None
@@ -299,7 +299,7 @@ class Elasticity:
         self._leaving: dict[int, float] = {}
         """When each worker is killed that was told to leave and whose process has not ended."""
         self._own = set(indices)
-        self._others: frozenset[int] = frozenset()
+        self._manual: frozenset[int] = frozenset()
         """Registered workers that a user has started by hand. The machine only avoids their
         indices."""
         self._backlog_since: float | None = None
@@ -309,7 +309,9 @@ class Elasticity:
     def starting(self) -> list[int]:
         """The held workers that have not registered and have not failed."""
         return sorted(
-            index for index, each in self._held.items() if not each.registered and not each.failed
+            index
+            for index, worker in self._held.items()
+            if not worker.registered and not worker.failed
         )
 
     @property
@@ -320,7 +322,7 @@ class Elasticity:
     @property
     def failed(self) -> list[int]:
         """The held workers that failed and are not restarted."""
-        return sorted(index for index, each in self._held.items() if each.failed)
+        return sorted(index for index, worker in self._held.items() if worker.failed)
 
     @property
     def deadline(self) -> float | None:
@@ -346,15 +348,15 @@ class Elasticity:
                 self.bounds = replace(self.bounds, room=room, room_reason=reason)
                 return []
             case RegisteredChanged(indices):
-                self._others = indices - self._own
-                for index, held in self._held.items():
-                    held.registered = index in indices
-                    if not held.registered:
+                self._manual = indices - self._own
+                for index, worker in self._held.items():
+                    worker.registered = index in indices
+                    if not worker.registered:
                         # when the worker registers again, its idle time begins anew
-                        held.idle_since = None
+                        worker.idle_since = None
                 return []
             case WorkerEnded():
-                return self._ended(event)
+                return self._exited(event)
             case DrainFailed(index):
                 return [StopWorker(index)] if index in self._leaving else []
             case Closing():
@@ -370,23 +372,27 @@ class Elasticity:
         if problem:
             return [RefuseSize(event.request, problem)]
         leaves = self._choose(len(self._held) - event.count, event.seen)
-        refused = tuple(each.index for each in event.seen if each.index in leaves and each.refused)
+        refused = tuple(item.index for item in event.seen if item.index in leaves and item.refused)
         if refused and not event.force:
             return [RefuseSize(event.request, refused=refused)]
         self.wanted = event.count
         effects = [effect for index in leaves for effect in self._leave(index, event.grace_s, now)]
-        started: list[ElasticityEffect] = []
+        start_effects: list[ElasticityEffect] = []
         for index in self.failed:
             if len(self._held) + len(self._leaving) <= self._room:
                 self._held[index] = _Held()
-                started.append(StartWorker(index))
+                start_effects.append(StartWorker(index))
             else:
                 # There is no room to restart this worker now. When a leaving worker has ended,
                 # `_fill` starts a worker instead.
                 del self._held[index]
-        started += self._fill()
-        starts = tuple(each.index for each in started if isinstance(each, StartWorker))
-        return [*effects, *started, AcceptSize(event.request, self.wanted, starts, tuple(leaves))]
+        start_effects += self._fill()
+        starts = tuple(item.index for item in start_effects if isinstance(item, StartWorker))
+        return [
+            *effects,
+            *start_effects,
+            AcceptSize(event.request, self.wanted, starts, tuple(leaves)),
+        ]
 
     def _problem(self, size: int) -> str:
         """Return why there cannot be `size` workers. "" means that there can be."""
@@ -402,28 +408,28 @@ class Elasticity:
             return f"worker={size} is out of bounds: {where} min {bounds.min} and max {bounds.max}"
         return ""
 
-    def _choose(self, how_many: int, seen: Sequence[SeenWorker]) -> list[int]:
+    def _choose(self, how_many: int, workers: Sequence[SeenWorker]) -> list[int]:
         """Return the `how_many` held workers with the least to lose. Among workers with equal
         losses the highest index is taken first."""
-        by_index = {each.index: each for each in seen}
+        by_index = {registered.index: registered for registered in workers}
 
         def loss(index: int) -> tuple[bool, bool, int, int, int]:
-            found = by_index.get(index)
-            if found is None or self._held[index].failed:
+            worker = by_index.get(index)
+            if worker is None or self._held[index].failed:
                 return (False, self._held[index].registered, 0, 0, -index)
-            return (found.refused, True, found.burden, found.leases, -index)
+            return (worker.refused, True, worker.burden, worker.leases, -index)
 
         return sorted(self._held, key=loss)[: max(0, how_many)]
 
     # -- by itself ---------------------------------------------------------------------------------
 
     def _look(self, event: ClusterSeen, now: float) -> list[ElasticityEffect]:
-        for each in event.seen:
-            self._note_idle(each, now)
-        if not self.bounds.are_given:
+        for worker in event.seen:
+            self._note_idle(worker, now)
+        if not self.bounds.are_set:
             return []
-        registered = [each for each in event.seen if each.index in self._held]
-        backlog = event.queued + sum(max(0, each.leases - each.slots) for each in registered)
+        registered = [worker for worker in event.seen if worker.index in self._held]
+        backlog = event.queued + sum(max(0, worker.leases - worker.slots) for worker in registered)
         if not backlog:
             self._backlog_since = None
             return self._shrink(now)
@@ -431,19 +437,19 @@ class Elasticity:
             self._backlog_since = now
         if now - self._backlog_since < BACKLOG_S or self.starting:
             return []
-        slots = max((each.slots for each in registered), default=1)
+        slots = max((worker.slots for worker in registered), default=1)
         self.wanted = max(self.wanted, min(self.bounds.max, len(self._held) - (-backlog // slots)))
         return self._fill()
 
-    def _note_idle(self, seen: SeenWorker, now: float) -> None:
-        worker = self._held.get(seen.index)
+    def _note_idle(self, figures: SeenWorker, now: float) -> None:
+        worker = self._held.get(figures.index)
         if worker is None:
             return
-        if seen.leases or seen.burden:
+        if figures.leases or figures.burden:
             worker.idle_since = None
-        elif worker.idle_since is None or worker.done != seen.done:
+        elif worker.idle_since is None or worker.done != figures.done:
             worker.idle_since = now
-        worker.done = seen.done
+        worker.done = figures.done
 
     def _shrink(self, now: float) -> list[ElasticityEffect]:
         effects: list[ElasticityEffect] = []
@@ -466,8 +472,8 @@ class Elasticity:
         against `room`."""
         effects: list[ElasticityEffect] = []
         while len(self._held) < self.wanted and len(self._held) + len(self._leaving) < self._room:
-            used = self._held.keys() | self._leaving.keys() | self._others
-            index = next(each for each in chain(self._first, count()) if each not in used)
+            used = self._held.keys() | self._leaving.keys() | self._manual
+            index = next(number for number in chain(self._first, count()) if number not in used)
             self._own.add(index)
             self._held[index] = _Held()
             effects.append(StartWorker(index))
@@ -484,7 +490,7 @@ class Elasticity:
         self._leaving[index] = now + grace_s + LEAVE_MARGIN_S
         return [DrainWorker(index, grace_s) if worker.registered else StopWorker(index)]
 
-    def _ended(self, event: WorkerEnded) -> list[ElasticityEffect]:
+    def _exited(self, event: WorkerEnded) -> list[ElasticityEffect]:
         index = event.index
         if self._leaving.pop(index, None) is None and index in self._held:
             worker = self._held[index]

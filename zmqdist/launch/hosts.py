@@ -113,7 +113,7 @@ class HostSlots:
         slots = list(self._slots.values())
         return None if None in slots else sum(filter(None, slots))
 
-    def place(self, role: str) -> str | None:
+    def assign(self, role: str) -> str | None:
         """Return the host of a role. If the role has no place yet, choose one for it. Return None
         if no host has a free slot."""
         with self._lock:
@@ -139,7 +139,9 @@ class HostSlots:
         """Record that a host is lost, so that no more roles are placed on the host."""
         with self._lock:
             self._slots.pop(host, None)
-            self._hosts = {role: other for role, other in self._hosts.items() if other != host}
+            self._hosts = {
+                role: role_host for role, role_host in self._hosts.items() if role_host != host
+            }
 
 
 class AgentPool:
@@ -218,7 +220,7 @@ class AgentPool:
           UnavailableError: no host has a free slot, or the agent does not answer.
           UnknownError: the agent cannot bind the port.
         """
-        host = self.slots.place(role)
+        host = self.slots.assign(role)
         if host is None:
             raise errors.UnavailableError(
                 f"no host has a free slot for {role}: raise the number of slots or of hosts"
@@ -255,24 +257,24 @@ class AgentPool:
         Raises:
           FailedPreconditionError: the other hosts reach this host at different addresses.
         """
-        seen = {host: _own_address(self.hello(host)) for host in self.links}
-        if len(set(seen.values())) > 1:
-            (one, first), (other, second) = list(
-                {address: host for host, address in seen.items()}.items()
+        addresses = {host: _own_address(self.hello(host)) for host in self.links}
+        if len(set(addresses.values())) > 1:
+            (own_address, first), (second_address, second) = list(
+                {address: host for host, address in addresses.items()}.items()
             )[:2]
             raise errors.FailedPreconditionError(
-                f"{first} reaches this host at {one} and {second} at {other}: write an address "
-                f"that all hosts reach as "
+                f"{first} reaches this host at {own_address} and {second} at {second_address}: "
+                f"write an address that all hosts reach as "
                 "jobs.dispatcher.address, with port 0 for a free one"
             )
-        return next(iter(seen.values()))
+        return next(iter(addresses.values()))
 
     def _noted(self, host: str) -> NoteHandler:
         def note(line: str) -> None:
             link = self.links.get(host)
             if link is not None and link.greeting is not None:
                 # Lines before the hello are not printed: if the agent does not start, they are in
-                # `why_ended`.
+                # `end_reason`.
                 self._say(f"[{host}] {line}")
 
         return note
@@ -329,7 +331,7 @@ class Hosts:
         self._running: set[RemoteRole] = set()
         self._closing = False
         for link in pool.links.values():
-            link.on_role_ended, link.on_ended = self.role_ended, self.link_ended
+            link.on_role_end, link.on_end = self.role_exited, self.link_closed
 
     @property
     def running(self) -> list[RemoteRole]:
@@ -347,7 +349,7 @@ class Hosts:
         """
         name = f"{config.job}:{config.index}"
         stranded = self.stranded(name)
-        host = None if stranded else self._pool.slots.place(name)
+        host = None if stranded else self._pool.slots.assign(name)
         order, problem = None, "no host has a free slot for it"
         if host is not None:
             try:
@@ -362,7 +364,7 @@ class Hosts:
         elif host is None or order is None:
             self._fail(role, NOT_STARTED, problem)
         elif not self._pool.links[host].start(role, order):
-            self._fail(role, NOT_STARTED, self._pool.links[host].why_ended)
+            self._fail(role, NOT_STARTED, self._pool.links[host].end_reason)
         return role
 
     def stranded(self, name: str) -> str:
@@ -386,26 +388,26 @@ class Hosts:
         """Stop all roles (`Launcher.close`). A role on a host whose agent does not answer is
         reported as killed."""
         self._closing = True
-        begun = time.monotonic()
+        start_s = time.monotonic()
         for link in self._pool.links.values():
             link.request_close(grace_s)
         for link in self._pool.links.values():
-            if link.answered_close.wait(begun + ANSWER_S - time.monotonic()):
-                link.wait_until_ended(max(0.0, begun + grace_s + ANSWER_S - time.monotonic()))
+            if link.answered_close.wait(start_s + ANSWER_S - time.monotonic()):
+                link.wait_for_end(max(0.0, start_s + grace_s + ANSWER_S - time.monotonic()))
         self._pool.close()
 
     # -- in the threads of the links ---------------------------------------------------------------
 
-    def role_ended(self, role: RemoteRole) -> None:
+    def role_exited(self, role: RemoteRole) -> None:
         with self._lock:
             self._running.discard(role)
         self._on_exit(role)
 
-    def link_ended(self, link: AgentLink) -> None:
+    def link_closed(self, link: AgentLink) -> None:
         self._pool.slots.lose(link.host)
         if not self._closing:
             self._on_lost()
-            self._say(f"[{link.host}] is lost: {link.why_ended.partition(': ')[2]}")
+            self._say(f"[{link.host}] is lost: {link.end_reason.partition(': ')[2]}")
 
     # -----------------------------------------------------------------------------------------------------------------
 
@@ -430,7 +432,7 @@ class Hosts:
         """
         role.exit_code, role.tail = exit_code, reason
         role.ended.set()
-        in_background("zmqdist-not-started", self.role_ended, role)
+        in_background("zmqdist-not-started", self.role_exited, role)
 
 
 def _checked(link: AgentLink) -> AgentHello:
@@ -444,7 +446,7 @@ def _checked(link: AgentLink) -> AgentHello:
     """
     greeting = link.greeting
     if greeting is None:
-        raise errors.UnavailableError(link.why_ended)
+        raise errors.UnavailableError(link.end_reason)
     here, there = sys.version.split()[0], greeting.python
     if here.split(".")[:2] != there.split(".")[:2]:
         raise errors.FailedPreconditionError(

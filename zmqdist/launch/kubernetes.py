@@ -237,18 +237,20 @@ class _Cluster:
         command = ["zmqdist", "dispatcher", "--config", CONFIG_FILE, "--host", EVERY_INTERFACE]
         container = self._container("dispatcher", command, {}, port)
         container["livenessProbe"] = _answers("status", port)
-        made = self._stateful_set("dispatcher", container, 1)
+        stateful_set = self._stateful_set("dispatcher", container, 1)
         if self._dispatcher.work_dir is not None:
             container["volumeMounts"].append({"name": "data", "mountPath": DATA_DIR})
             storage = {"requests": {"storage": self.section.storage}}
             claim = {"accessModes": ["ReadWriteOnce"], "resources": storage}
-            made["spec"]["volumeClaimTemplates"] = [{"metadata": {"name": "data"}, "spec": claim}]
+            stateful_set["spec"]["volumeClaimTemplates"] = [
+                {"metadata": {"name": "data"}, "spec": claim}
+            ]
             # Without this policy each mount would open the files of the work_dir to the group, and
             # the dispatcher refuses such files.
-            made["spec"]["template"]["spec"]["securityContext"]["fsGroupChangePolicy"] = (
+            stateful_set["spec"]["template"]["spec"]["securityContext"]["fsGroupChangePolicy"] = (
                 "OnRootMismatch"
             )
-        return made
+        return stateful_set
 
     def _worker_container(self) -> _Object:
         """Return the container of a worker. It needs no liveness probe: the dispatcher itself
@@ -340,8 +342,8 @@ class _Cluster:
         return {CONFIG_ENV: CONFIG_FILE, TF_CONFIG_ENV: tf_config}
 
     def _user_variables(self, job: str) -> dict[str, str]:
-        given = self._environments.get("chief" if job == "program" else job, {})
-        return {name: _literal(value) for name, value in given.items()}
+        environment = self._environments.get("chief" if job == "program" else job, {})
+        return {name: _literal(value) for name, value in environment.items()}
 
     # -- objects -----------------------------------------------------------------------------------
 
@@ -439,14 +441,14 @@ def _importable(command: Sequence[str]) -> dict[str, str]:
     return {} if script is None else {"PYTHONPATH": _literal(str(PurePosixPath(script).parent))}
 
 
-def _resources(given: PodResources) -> _Object:
+def _resources(section: PodResources) -> _Object:
     """Return the requests and limits of a container. Cores are requested but not limited, so that a
     pod may use idle cores. Memory is requested and limited. GPUs are limited, and Kubernetes takes
     this limit as the request, too.
     """
-    whole = {} if given.memory is None else {"memory": given.memory}
-    bounds = {**whole, **({"nvidia.com/gpu": str(given.gpus)} if given.gpus else {})}
-    requests = {**({} if given.cpu is None else {"cpu": _cores(given.cpu)}), **whole}
+    whole = {} if section.memory is None else {"memory": section.memory}
+    bounds = {**whole, **({"nvidia.com/gpu": str(section.gpus)} if section.gpus else {})}
+    requests = {**({} if section.cpu is None else {"cpu": _cores(section.cpu)}), **whole}
     return {
         **({"requests": requests} if requests else {}),
         **({"limits": bounds} if bounds else {}),

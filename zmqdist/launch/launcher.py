@@ -113,7 +113,7 @@ class Launch:
         self._command = [*_with_this_python(config.command), *arguments]
         self._say = say
         self._grace_s = grace_s
-        self._program_ended = False
+        self._program_over = False
         self._signals: list[int] = []
         self._shares_terminal = False
         """Whether the terminal sends Ctrl-C to the program as well as to this process."""
@@ -332,7 +332,7 @@ class Launch:
     def _reserve_there(self, section: ServingJob, pool: AgentPool) -> dict[int, str]:
         # Workers get places before ps, so that the workers spread evenly over the hosts.
         for index in self._workers.indices():
-            pool.slots.place(f"worker:{index}")
+            pool.slots.assign(f"worker:{index}")
         ports = self._config.ports or ""
         reserved = {
             index: pool.reserve(f"ps:{index}", interface=section.host, ports=ports)
@@ -551,7 +551,7 @@ class Launch:
 
             report_exit(self._dispatcher, "worker", index, role.pid, role.exit_code, role.tail)
         if self._elastic is not None:
-            self._elastic.worker_ended(index, role, restarts)
+            self._elastic.worker_exited(index, role, restarts)
 
     def _report_room(self) -> None:
         """Tell the elasticity machine for how many workers the hosts have room. `run` calls this
@@ -564,7 +564,7 @@ class Launch:
                 self._elastic.room_changed(*self._room())
 
     def _evaluator_exited(self, child: Child) -> None:
-        if child.exit_code and not self._program_ended:
+        if child.exit_code and not self._program_over:
             how = errors.describe_exit(child.exit_code)
             self._say(
                 f"[{child.name.replace(':', '-')}] ended ({how}); nothing is evaluated any more"
@@ -575,7 +575,7 @@ class Launch:
         until = time.monotonic() + self._grace_s
         while not self._signals and time.monotonic() < until and not evaluator.ended.wait(0.05):
             pass
-        self._program_ended = True
+        self._program_over = True
 
 
 def _advertised(section: ServingJob, bound: str) -> str:

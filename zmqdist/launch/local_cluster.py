@@ -460,25 +460,25 @@ class local_cluster(Cluster):
         self._processes[child.name] = child
         return child
 
-    def _wait_for(self, started: list[Child]) -> None:
+    def _wait_for(self, children: list[Child]) -> None:
         """Wait until the started workers have registered and the started parameter servers serve.
         Raise UnavailableError if one of the processes ends first, or if this takes longer than
         START_LIMIT_S.
         """
         until = time.monotonic() + START_LIMIT_S
         tasks = [
-            (job, int(index)) for job, _, index in (child.name.partition(":") for child in started)
+            (job, int(index)) for job, _, index in (child.name.partition(":") for child in children)
         ]
         workers = {task for task in tasks if task[0] == "worker"}
         servers = {task: self.ps[task[1]] for task in tasks if task[0] == "ps"}
         if not self.dispatcher.wait_for(
-            lambda present: workers <= present or any(child.ended.is_set() for child in started),
+            lambda present: workers <= present or any(child.ended.is_set() for child in children),
             START_LIMIT_S,
         ):
             raise errors.UnavailableError(
                 f"not all workers had registered after {START_LIMIT_S:g} s; see standard error"
             )
-        while servers and not any(child.ended.is_set() for child in started):
+        while servers and not any(child.ended.is_set() for child in children):
             from zmqdist.transport.port_probe import listening
 
             for task in listening(servers):
@@ -487,8 +487,8 @@ class local_cluster(Cluster):
                 raise errors.UnavailableError(
                     f"not all ps served after {START_LIMIT_S:g} s; see standard error"
                 )
-            started[0].ended.wait(POLL_S)
-        for child in started:
+            children[0].ended.wait(POLL_S)
+        for child in children:
             if child.ended.is_set():
                 how = errors.describe_exit(child.exit_code or 0)
                 ready = "had registered" if child.name.startswith("worker:") else "served"

@@ -111,8 +111,8 @@ def actor_threads(cpus: float, slots: int, environment: Mapping[str, str]) -> di
     AgentProcess replaces this value by the returned variables, because each slot would start so
     many threads.
     """
-    chosen = {name: environment[name] for name in VARIABLES if name in environment}
-    return chosen or thread_variables(max(1, int(cpus // slots)), slots, {})
+    own_variables = {name: environment[name] for name in VARIABLES if name in environment}
+    return own_variables or thread_variables(max(1, int(cpus // slots)), slots, {})
 
 
 class RayCluster:
@@ -221,7 +221,7 @@ class AgentProcess:
         )
         in_background("zmqdist-output", self._read)
 
-    def place(self) -> str:
+    def node_name(self) -> str:
         """Return the name of this host. When the caller gets the name, it knows that Ray has placed
         the actor."""
         return os.uname().nodename
@@ -268,13 +268,13 @@ class RayStream:
         self._cluster = cluster
         self._ray = cluster.enter()
         self._leave_once = threading.Lock()
-        self._asks = _asked(options)
+        self._asks = _resources_text(options)
         self._on_note = on_note
         self._lines: deque[bytes] = deque()
         self._why = "its agent ended"
         self._closing = threading.Lock()
         self._is_closed = False
-        self._is_placed = False
+        self._has_node = False
         actor = self._ray.remote(AgentProcess).options(**options)
         self._actor = actor.remote(silence_limit_s, self._ray.util.get_node_ip_address(), threads)
 
@@ -288,9 +288,9 @@ class RayStream:
     def receive(self) -> bytes:
         while not self._lines:
             try:
-                if not self._is_placed:
-                    self._ray.get(self._actor.place.remote(), timeout=limits.RAY_PLACE_S)
-                    self._is_placed = True
+                if not self._has_node:
+                    self._ray.get(self._actor.node_name.remote(), timeout=limits.RAY_PLACE_S)
+                    self._has_node = True
                 items = self._ray.get(self._actor.receive.remote())
             except Exception as error:
                 self._why = self._phrase(error)
@@ -310,12 +310,12 @@ class RayStream:
             # `get` and `kill` raise if the actor or Ray has already ended. The agent has ended as
             # well, so there is nothing to do.
             with contextlib.suppress(Exception):
-                if self._is_placed:
+                if self._has_node:
                     self._ray.get(self._actor.end.remote(), timeout=2 * END_S)
             with contextlib.suppress(Exception):
                 self._ray.kill(self._actor)
 
-    def why_ended(self) -> str:
+    def end_reason(self) -> str:
         self.close()
         if self._leave_once.acquire(blocking=False):
             self._cluster.leave()
@@ -347,7 +347,7 @@ def _shortened(error: Exception) -> str:
     return " ".join(str(error).split())[:_REASON_MAX] or type(error).__name__
 
 
-def _asked(options: dict[str, Any]) -> str:
+def _resources_text(options: dict[str, Any]) -> str:
     """Return the resources that an actor requests, in words: "2 CPU, 1 GPU"."""
     amounts = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], **options["resources"]}
     return (

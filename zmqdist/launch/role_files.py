@@ -97,7 +97,9 @@ class RoleFiles:
             f"{folder}/cluster.yaml": self._cluster_file(keys_dir),
         }
         paths = {KEYS_DIR_VARIABLE: keys_dir, CONFIG_ENV: f"{parent}/{folder}/cluster.yaml"}
-        kept = {name: value for name, value in environment.items() if name != TOKEN_FILE_VARIABLE}
+        own_variables = {
+            name: value for name, value in environment.items() if name != TOKEN_FILE_VARIABLE
+        }
         worker = self._cluster.jobs.worker
         if isinstance(config, WorkerConfig) and worker is not None and worker.slots == "auto":
             config = dataclasses.replace(config, slots=min(cores, limits.SLOTS_MAX))
@@ -105,7 +107,7 @@ class RoleFiles:
         config = dataclasses.replace(
             config, keys_dir=keys_dir, token_file=None, ticket_file=ticket_file
         )
-        return config, {**kept, **paths}, files
+        return config, {**own_variables, **paths}, files
 
     def _cluster_file(self, keys_dir: str) -> str:
         assert self._cluster.runtime is not None

@@ -139,10 +139,10 @@ def _run_worker(
             f"{plural}"
         )
         _serve(server, signals, lifeline, grace_s, server.stop)
-        ended = server.ended
-        if ended is not None and ended.code:
-            print(f"worker: {ended.error}", file=sys.stderr)
-            return exit_code_for(ended.code)
+        outcome = server.ended
+        if outcome is not None and outcome.code:
+            print(f"worker: {outcome.error}", file=sys.stderr)
+            return exit_code_for(outcome.code)
     return ExitCode.OK
 
 
@@ -283,22 +283,22 @@ def _start(server: WorkerServer, signals: _Signals, lifeline: int) -> bool:
     lifeline breaks before that."""
     # The thread's `is_alive` cannot replace this future, because the thread is still alive when it
     # calls `wake`.
-    started = Future[None]()
+    registration = Future[None]()
 
     def start() -> None:
         try:
             server.start()
-            started.set_result(None)
+            registration.set_result(None)
         except BaseException as error:
-            started.set_exception(error)
+            registration.set_exception(error)
         signals.wake()
 
     threading.Thread(target=start, name="zmqdist-start", daemon=True).start()
-    while not started.done():
+    while not registration.done():
         if signals.wait(lifeline):
             server.stop()
             return False
-    started.result()
+    registration.result()
     return True
 
 
@@ -313,15 +313,13 @@ def _serve(
     breaks, `stop(0)`. A further signal then ends the process at once.
     """
 
-    def wake_when_ended() -> None:
+    def wake_at_end() -> None:
         try:
             server.join()
         finally:
             signals.wake()
 
-    threading.Thread(
-        target=logged, args=(wake_when_ended,), name="zmqdist-joined", daemon=True
-    ).start()
+    threading.Thread(target=logged, args=(wake_at_end,), name="zmqdist-joined", daemon=True).start()
     while not server.join(0):
         if signals.wait(lifeline):
             grace_s = 0.0 if _lifeline_broken(lifeline) else grace_s

@@ -88,9 +88,9 @@ def explain(exit_code: int, notes: str) -> str:
       notes: the last lines of srun's standard error.
     """
     for pattern, cause in _CAUSES:
-        found = re.search(pattern, notes, re.IGNORECASE)
-        if found is not None:
-            return cause.format(found=found[0].strip())
+        match = re.search(pattern, notes, re.IGNORECASE)
+        if match is not None:
+            return cause.format(found=match[0].strip())
     lines = [
         re.sub(r"^(srun|slurmstepd): (error: )?", "", line)
         for line in notes.splitlines()

@@ -107,7 +107,7 @@ class JobState:
     time_limit: str
 
     @property
-    def ended(self) -> bool:
+    def is_over(self) -> bool:
         return self.state not in _RUNNING
 
 
@@ -134,11 +134,11 @@ def submit(config: ClusterConfig, command: Sequence[str], grace_s: float) -> int
     # Python writes lines to a file only when its buffer is full. PYTHONUNBUFFERED makes the output
     # visible at once.
     script = f"#!/bin/sh\nexport PYTHONUNBUFFERED=1\nexec {shlex.join(command)}\n"
-    done = _run(_sbatch(config, grace_s), input=script)
-    if done.returncode != 0:
-        raise _refused(done.stderr)
+    process = _run(_sbatch(config, grace_s), input=script)
+    if process.returncode != 0:
+        raise _refused(process.stderr)
     # the output is "17;cluster" if Slurm has several clusters
-    number = done.stdout.strip().partition(";")[0]
+    number = process.stdout.strip().partition(";")[0]
     return int(number)
 
 
@@ -232,19 +232,19 @@ _REFUSALS: Final = (
 _NO_ANSWER: Final = r"[Uu]nable to contact|configuration source|DNS SRV|Connection refused|timed out|Zero Bytes|Protocol auth"
 
 
-def _refused(said: str) -> errors.OpError:
+def _refused(stderr: str) -> errors.OpError:
     """Return an error that explains why sbatch refused the job. `said` is the text that sbatch has
     written to standard error."""
-    quoted = _last_line(said)
-    if re.search(_NO_ANSWER, said):
+    quoted = _last_line(stderr)
+    if re.search(_NO_ANSWER, stderr):
         return errors.UnavailableError(
             f"Slurm's controller does not answer ({quoted}): see whether `sinfo` works here"
         )
     for pattern, sentence in _REFUSALS:
-        if (found := re.search(pattern, said)) is not None:
-            what = found.groupdict().get("what") or ""
+        if (match := re.search(pattern, stderr)) is not None:
+            name = match.groupdict().get("what") or ""
             text = " ".join(
-                sentence.format(what=repr(what) if what else "").replace(" :", ":").split()
+                sentence.format(what=repr(name) if name else "").replace(" :", ":").split()
             )
             return errors.InvalidArgumentError(f"{text} ({quoted})")
     return errors.InvalidArgumentError(f"sbatch refuses the job: {quoted}")
@@ -261,18 +261,18 @@ def job_state(number: int) -> JobState:
         scontrol.
       UnavailableError: Slurm's controller does not answer.
     """
-    done = _run(["scontrol", "show", "job", str(number)])
-    if done.returncode != 0:
-        if "Invalid job id" in done.stderr:
+    process = _run(["scontrol", "show", "job", str(number)])
+    if process.returncode != 0:
+        if "Invalid job id" in process.stderr:
             raise errors.NotFoundError(
                 f"Slurm knows no job {number}. Slurm forgets a job some minutes after its end, "
                 f"but `sacct -j {number}` may still list it"
             )
         raise errors.UnavailableError(
-            f"Slurm's controller does not answer ({_last_line(done.stderr)}): see whether `sinfo` "
-            f"works here"
+            f"Slurm's controller does not answer ({_last_line(process.stderr)}): see whether "
+            f"`sinfo` works here"
         )
-    return _parsed(done.stdout)
+    return _parsed(process.stdout)
 
 
 def _parsed(text: str) -> JobState:
@@ -280,8 +280,8 @@ def _parsed(text: str) -> JobState:
     `Key=value` on each line."""
 
     def value(key: str, pattern: str = r"\S+") -> str:
-        found = re.search(rf"(?:^|\s){key}=({pattern})", text, re.MULTILINE)
-        return "" if found is None or found[1] in ("(null)", "None", "N/A") else found[1]
+        match = re.search(rf"(?:^|\s){key}=({pattern})", text, re.MULTILINE)
+        return "" if match is None or match[1] in ("(null)", "None", "N/A") else match[1]
 
     code, _, number = (value("ExitCode") or "0:0").partition(":")
     return JobState(
@@ -348,7 +348,7 @@ class JobFollower:
         pause = threading.Event()
         state, asked_at = job_state(number), time.monotonic()
         answered_at = asked_at
-        while not state.ended:
+        while not state.is_over:
             self._pass_on(state.output)
             if self.signals and not cancelled:
                 cancelled = True
@@ -443,11 +443,11 @@ def cancel(number: int) -> None:
     """Cancel a job, without waiting until it has ended. Slurm sends SIGTERM to the processes of the
     job, and SIGKILL after the time KillWait of Slurm's configuration.
     """
-    done = _run(["scancel", str(number)])
-    if done.returncode != 0 and "Invalid job id" not in done.stderr:
+    process = _run(["scancel", str(number)])
+    if process.returncode != 0 and "Invalid job id" not in process.stderr:
         # an invalid id means that the job has ended
         raise errors.UnavailableError(
-            f"job {number} could not be cancelled: {_last_line(done.stderr)}"
+            f"job {number} could not be cancelled: {_last_line(process.stderr)}"
         )
 
 
@@ -478,10 +478,10 @@ def _run(command: Sequence[str], input: str = "") -> subprocess.CompletedProcess
         ) from None
 
 
-def _last_line(said: str) -> str:
+def _last_line(stderr: str) -> str:
     lines = [
         re.sub(r"^(sbatch|scontrol|scancel): (error: |fatal: )?", "", line)
-        for line in said.splitlines()
+        for line in stderr.splitlines()
         if line.strip()
     ]
     usage = [line for line in lines if not line.startswith("Try ")]

@@ -39,11 +39,11 @@ def ssh_hosts(config: SshConfig, silence_limit_s: float) -> list[AgentHost]:
         raise errors.NotFoundError(
             "launcher: ssh needs the program `ssh`, which is not found: install OpenSSH's client"
         )
-    return [_host(each, config, silence_limit_s) for each in config.hosts]
+    return [_host(entry, config, silence_limit_s) for entry in config.hosts]
 
 
-def _host(given: str | SshHost, config: SshConfig, silence_limit_s: float) -> AgentHost:
-    host = SshHost(host=given) if isinstance(given, str) else given
+def _host(entry: str | SshHost, config: SshConfig, silence_limit_s: float) -> AgentHost:
+    host = SshHost(host=entry) if isinstance(entry, str) else entry
     python = config.python or sys.executable
     command = ssh_command(host.host, config.options, agent_command(python, silence_limit_s))
 
@@ -72,9 +72,9 @@ def explain(host: str, python: str, exit_code: int, notes: str) -> str:
       notes: the last lines of ssh's standard error.
     """
     for pattern, cause, remedy in _CAUSES:
-        found = re.search(pattern, notes, re.IGNORECASE)
-        if found:
-            words = {"host": host, "python": python, "found": " ".join(found[0].split())}
+        match = re.search(pattern, notes, re.IGNORECASE)
+        if match:
+            words = {"host": host, "python": python, "found": " ".join(match[0].split())}
             return f"{cause}: {remedy.format(**words)}"
     if exit_code == 127:
         return _PYTHON_MISSING.format(python=python)

@@ -104,12 +104,12 @@ class Tasks:
     def __init__(
         self,
         on_worker_exit: WorkerExitHandler,
-        on_ps_gone: PsGoneHandler,
+        on_ps_lost: PsGoneHandler,
         say: Say,
         launcher: MakeLauncher = Children,
     ) -> None:
         self._on_worker_exit = on_worker_exit
-        self._on_ps_gone = on_ps_gone
+        self._on_ps_lost = on_ps_lost
         self._say = say
         self._lock = threading.Lock()
         self._tasks: dict[str, _Task] = {}
@@ -208,7 +208,7 @@ class Tasks:
             return
         how = stranded or (errors.describe_exit(role.exit_code or 0) if role.pid else role.tail)
         if job == "ps" and not restart:
-            self._on_ps_gone(
+            self._on_ps_lost(
                 role.name, f"it ended ({how}), and `zmqdist launch` does not start it again"
             )
         lost = "its variables are lost; " if job == "ps" else ""

@@ -214,18 +214,18 @@ def nothing() -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _cached_ones(byte_count: int) -> np.ndarray[Any, Any]:
+def _cached_array(byte_count: int) -> np.ndarray[Any, Any]:
     return np.ones(byte_count, np.uint8)
 
 
 def large(byte_count: int) -> np.ndarray[Any, Any]:
     """Return a large array. Each slot makes the array once, so that later calls measure only its
     transfer."""
-    return _cached_ones(byte_count)
+    return _cached_array(byte_count)
 
 
 @contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
+def _interrupts_delayed() -> Iterator[None]:
     """Return a context manager that delays Ctrl-C until the with-statement ends. Processes that are
     started inside the with-statement ignore Ctrl-C, because each would otherwise print a traceback.
     """
@@ -257,7 +257,7 @@ def measure_tasks(cluster: Any, plan: BenchPlan) -> list[Figure]:
     pool_tasks = max(1, plan.tasks // 5)
     # The pool's processes are spawned, because a fork of a process with threads is unsafe. They
     # import this module, as workers do.
-    with _interrupts_held():  # Ctrl-C inside the constructor would leave a semaphore behind
+    with _interrupts_delayed():  # Ctrl-C inside the constructor would leave a semaphore behind
         pool = ProcessPoolExecutor(2, get_context("spawn"))
     with ClusterCoordinator(cluster) as coordinator, pool:
 
@@ -271,7 +271,7 @@ def measure_tasks(cluster: Any, plan: BenchPlan) -> list[Figure]:
 
         def theirs() -> float:
             start = perf_counter()
-            with _interrupts_held():
+            with _interrupts_delayed():
                 futures = [pool.submit(nothing) for _ in range(pool_tasks)]
             for future in futures:
                 future.result()
@@ -352,10 +352,10 @@ def _latency(
 ) -> Figure:
     pairs = _alternating(ours, bare, plan.blocks)
     mine = [second * 1e6 for block, _ in pairs for second in block]
-    other = [second * 1e6 for _, block in pairs for second in block]
+    theirs = [second * 1e6 for _, block in pairs for second in block]
     ratio = median(median(block) / median(bare_block) for block, bare_block in pairs)
     return Figure(
-        name, "us", median(mine), p99(mine), "bare pyzmq", median(other), p99(other), ratio
+        name, "us", median(mine), p99(mine), "bare pyzmq", median(theirs), p99(theirs), ratio
     )
 
 
@@ -370,9 +370,9 @@ def rates(
     """Call two functions in alternating blocks, and compare the rates that they return. A higher
     rate is better."""
     pairs = _alternating(ours, theirs, blocks)
-    ratio = median(mine / other for mine, other in pairs)
-    mine, other = median(pair[0] for pair in pairs), median(pair[1] for pair in pairs)
-    return Figure(name, unit, mine, None, against, other, None, ratio)
+    ratio = median(mine / their_rate for mine, their_rate in pairs)
+    mine, their_rate = median(pair[0] for pair in pairs), median(pair[1] for pair in pairs)
+    return Figure(name, unit, mine, None, against, their_rate, None, ratio)
 
 
 def _alternating(
@@ -385,8 +385,8 @@ def _alternating(
     pairs = []
     for number in range(blocks):
         if number % 2:
-            other = theirs()
-            pairs.append((ours(), other))
+            their_result = theirs()
+            pairs.append((ours(), their_result))
         else:
             mine = ours()
             pairs.append((mine, theirs()))

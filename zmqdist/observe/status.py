@@ -76,18 +76,18 @@ def checked(status: Any) -> Status:
 
 def headline(status: Status) -> str:
     """Return a summary of the record in one line."""
-    every = status["workers"]
+    rows = status["workers"]
     parts = [
         (
             f"dispatcher at {printable(status['address'])} (pid {status['pid']}): "
-            f"{plural(len(every), 'worker')}"
+            f"{plural(len(rows), 'worker')}"
         ),
-        plural(sum(row["slots"] for row in every), "slot"),
+        plural(sum(row["slots"] for row in rows), "slot"),
         f"{status['queued']:,} queued",
-        f"{sum(map(_waiting, every)):,} given out",
-        f"{sum(row['running'] for row in every):,} running",
-        f"{sum(row['done'] for row in every):,} done",
-        f"{sum(map(_rate, every)):,.0f}/s",
+        f"{sum(map(_waiting, rows)):,} given out",
+        f"{sum(row['running'] for row in rows):,} running",
+        f"{sum(row['done'] for row in rows):,} done",
+        f"{sum(map(_rate, rows)):,.0f}/s",
     ]
     if status["losses_count"]:
         parts.append(plural(status["losses_count"], "loss", "losses"))
@@ -114,8 +114,8 @@ def size(status: Status) -> list[str]:
 def tables(status: Status) -> list[Table]:
     """Return those tables of a record that have rows: workers, coordinators, jobs of the data
     service, and lost workers."""
-    every = (workers(status), coordinators(status), jobs(status), losses(status))
-    return [table for table in every if table.rows]
+    candidates = (workers(status), coordinators(status), jobs(status), losses(status))
+    return [table for table in candidates if table.rows]
 
 
 def lines(status: Status) -> list[str]:
@@ -307,9 +307,9 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86_400:.0f} d"
 
 
-def plural(count: int, one: str, many: str = "") -> str:
+def plural(count: int, noun: str, plural_noun: str = "") -> str:
     """Return a count with its noun: "1 worker", "2,000 workers"."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+    return f"{count:,} {noun if count == 1 else plural_noun or noun + 's'}"
 
 
 def printable(text: str) -> str:

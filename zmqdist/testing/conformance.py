@@ -29,12 +29,12 @@ def check_resolver(resolver: ClusterResolver) -> None:
         resolver.cluster_spec() == spec,
         "cluster_spec() returns the same cluster when nothing has changed",
     )
-    for same in (
+    for equal_spec in (
         ClusterSpec(spec),
         ClusterSpec(spec.as_cluster_def()),
         ClusterSpec(spec.as_dict()),
     ):
-        _rule(same == spec, "the cluster survives its ClusterDef and its dict")
+        _rule(equal_spec == spec, "the cluster survives its ClusterDef and its dict")
     _check_masters(resolver, spec)
     _check_properties(resolver)
     counted = resolver.num_accelerators()
@@ -46,7 +46,7 @@ def check_resolver(resolver: ClusterResolver) -> None:
         f"num_accelerators() is {{type: count}} without CPUs, not {counted!r}",
     )
     problems = resolver.validate()
-    right = isinstance(problems, list) and all(isinstance(each, str) for each in problems)
+    right = isinstance(problems, list) and all(isinstance(sentence, str) for sentence in problems)
     _rule(right, f"validate() is a list of sentences, not {problems!r}")
 
 
@@ -68,14 +68,14 @@ def _check_masters(resolver: ClusterResolver, spec: ClusterSpec) -> None:
     if len(tasks) > 1:
         job = tasks[0][0]
         beyond = max(spec.task_indices(job)) + 1
-        for unknown in ((job, beyond), ("no such job", 0)):
+        for absent_task in ((job, beyond), ("no such job", 0)):
             try:
-                master = resolver.master(*unknown)
+                master = resolver.master(*absent_task)
             except ValueError:
                 continue
             _rule(
                 False,
-                f"master{unknown!r} is a ValueError, as the cluster has no such task; not "
+                f"master{absent_task!r} is a ValueError, as the cluster has no such task; not "
                 f"{master!r}",
             )
 
@@ -96,13 +96,13 @@ def _check_properties(resolver: ClusterResolver) -> None:
     )
     twin = copy.copy(resolver)
     twin.task_type, twin.task_id, twin.rpc_layer = "set", 0, "layer"
-    kept = twin.task_type, twin.task_id, twin.rpc_layer
+    values = twin.task_type, twin.task_id, twin.rpc_layer
     _rule(
-        kept == ("set", 0, "layer"),
-        f"task_type, task_id and rpc_layer can be set, also to 0; not {kept!r}",
+        values == ("set", 0, "layer"),
+        f"task_type, task_id and rpc_layer can be set, also to 0; not {values!r}",
     )
 
 
-def _rule(kept: bool, rule: str) -> None:
-    if not kept:
+def _rule(holds: bool, rule: str) -> None:
+    if not holds:
         raise AssertionError(f"a rule of resolvers is broken: {rule}")

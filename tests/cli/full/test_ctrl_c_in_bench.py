@@ -34,7 +34,7 @@ def pending(pid: int) -> bool:
 
 @pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
 @pytest.mark.parametrize("phase", ["calls", "tasks", "large results"])
-def test_it_ends_without_a_traceback(phase: str, again: bool) -> None:
+def test_ctrl_c_prints_no_traceback(phase: str, again: bool) -> None:
     ours, theirs = pty.openpty()  # at a terminal it says what it measures
     bench = subprocess.Popen(
         [sys.executable, "-m", "zmqdist_cli", "bench", "--quick"],

@@ -18,7 +18,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
-def test_a_dispatcher_that_was_killed_and_started_again_gets_its_worker_back(
+def test_restarted_dispatcher_regains_worker(
     terminal: Open, dispatcher: tuple[Terminal, str]
 ) -> None:
     first, address = dispatcher
@@ -35,9 +35,7 @@ def test_a_dispatcher_that_was_killed_and_started_again_gets_its_worker_back(
     assert (again.ends(), worker.ends()) == (0, 0)
 
 
-def test_a_drained_worker_leaves_and_the_other_stays(
-    terminal: Open, dispatcher: tuple[Terminal, str]
-) -> None:
+def test_drained_worker_leaves_alone(terminal: Open, dispatcher: tuple[Terminal, str]) -> None:
     _, address = dispatcher
     staying, leaving = start_worker(terminal, address), start_worker(terminal, address, "--threads")
     done = run("drain", address, "worker:1", "--grace", "3")
@@ -47,7 +45,7 @@ def test_a_drained_worker_leaves_and_the_other_stays(
     assert staying.process.poll() is None
 
 
-def test_a_worker_that_waits_for_its_dispatcher_can_be_interrupted(terminal: Open) -> None:
+def test_waiting_worker_can_be_interrupted(terminal: Open) -> None:
     waiting = terminal("worker", "--dispatcher", "127.0.0.1:9", "--threads")
     eventually(lambda: catches(waiting.pid, signal.SIGTERM), "it has begun")
     waiting.interrupt()
@@ -55,7 +53,7 @@ def test_a_worker_that_waits_for_its_dispatcher_can_be_interrupted(terminal: Ope
     assert not [line for line in waiting.lines if "Traceback" in line]
 
 
-def test_a_cluster_file_gives_a_role_what_the_command_line_does_not_say(
+def test_file_completes_command_line_of_role(
     terminal: Open, dispatcher: tuple[Terminal, str], tmp_path: Path
 ) -> None:
     _, address = dispatcher
@@ -79,7 +77,7 @@ def test_a_cluster_file_gives_a_role_what_the_command_line_does_not_say(
     assert second.saw("dispatcher at") != f"dispatcher at zmq://{address}"
 
 
-def test_with_keys_the_whole_cluster_speaks_curve(terminal: Open, tmp_path: Path) -> None:
+def test_cluster_with_keys_uses_curve(terminal: Open, tmp_path: Path) -> None:
     assert run("keygen", str(tmp_path / "keys")).code == 0
     keys = ["--keys", str(tmp_path / "keys")]
     opened = terminal("dispatcher", "--port", "0", *keys)

@@ -62,7 +62,7 @@ def test_num_accelerators_filter_tasks() -> None:
 # -- the rest of the contract ----------------------------------------------------------------------
 
 
-def test_a_resolver_without_its_two_methods_cannot_be_made() -> None:
+def test_resolver_needs_two_methods() -> None:
     with pytest.raises(TypeError, match="abstract"):
         resolvers.ClusterResolver()  # type: ignore[abstract]
 
@@ -80,7 +80,7 @@ def test_properties_have_defaults_and_can_be_set() -> None:
     assert other.task_type is None
 
 
-def test_only_whole_names_of_jobs_and_tasks_count() -> None:
+def test_accelerators_match_whole_names() -> None:
     """TensorFlow looks for a piece of text, and counts task 10 for task 1, too."""
     resolver = Mine(devices=["/job:worker/task:1/device:GPU:0", "/job:worker/task:10/device:GPU:0"])
     assert resolver.num_accelerators("worker", 1) == {"GPU": 1}
@@ -96,7 +96,7 @@ def test_only_whole_names_of_jobs_and_tasks_count() -> None:
         ("0,-1,2", {"GPU": 1}),
     ],
 )
-def test_the_gpus_of_this_host_are_those_that_cuda_may_see(
+def test_gpus_are_those_visible_to_cuda(
     variable: str, count: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
@@ -113,22 +113,20 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
-def test_without_that_variable_nvidia_smi_lists_them(nvidia_smi: Path) -> None:
+def test_gpus_listed_by_nvidia_smi(nvidia_smi: Path) -> None:
     nvidia_smi.write_text(
         '#!/bin/sh\nprintf "GPU 0: A (UUID: x)\\n  MIG 1g: y\\nGPU 1: A (UUID: z)\\n"\n'
     )
     assert Mine().num_accelerators() == {"GPU": 2}
 
 
-def test_an_nvidia_smi_that_fails_counts_nothing_and_is_told(
-    nvidia_smi: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failing_nvidia_smi_is_logged(nvidia_smi: Path, caplog: pytest.LogCaptureFixture) -> None:
     nvidia_smi.write_text("#!/bin/sh\nexit 9\n")
     assert Mine().num_accelerators() == {}
     assert "nvidia-smi does not work here" in caplog.text
 
 
-def test_a_host_without_nvidia_smi_has_none(
+def test_host_without_nvidia_smi_has_no_gpus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -145,7 +143,7 @@ def test_devices_of_this_host_are_those_of_the_own_task(monkeypatch: pytest.Monk
     assert resolver.num_accelerators("worker", 0) == {}
 
 
-def test_a_count_in_the_config_is_believed() -> None:
+def test_device_count_of_config_wins() -> None:
     counts = {"device_count": {"GPU": 3, "CPU": 8, "TPU": 0}}
     assert Mine(devices=DEVICES).num_accelerators(config_proto=counts) == {"GPU": 3}
 
@@ -160,7 +158,7 @@ def test_a_count_in_the_config_is_believed() -> None:
         ("zmq://a:1", "grpc", "zmq://a:1"),
     ],
 )
-def test_an_address_becomes_a_url_once(address: str, rpc_layer: str | None, url: str) -> None:
+def test_address_becomes_url_once(address: str, rpc_layer: str | None, url: str) -> None:
     assert master_url(address, rpc_layer) == url
 
 
@@ -190,7 +188,7 @@ def test_an_address_becomes_a_url_once(address: str, rpc_layer: str | None, url:
                                            "not 'a:1'")]),
     ],
 )  # fmt: skip
-def test_validate_lists_what_is_wrong_with_the_cluster_and_the_own_task(
+def test_validate_lists_problems(
     jobs: dict[str, list[str]], task: tuple[str | None, int | None], problems: list[str]
 ) -> None:
     resolver = Mine(jobs)
@@ -198,7 +196,7 @@ def test_validate_lists_what_is_wrong_with_the_cluster_and_the_own_task(
     assert resolver.validate() == problems
 
 
-def test_importing_the_resolvers_loads_neither_sockets_nor_yaml_nor_kubernetes() -> None:
+def test_import_loads_no_heavy_module() -> None:
     program = "import sys, zmqdist; zmqdist.resolvers.KubernetesClusterResolver\n"
     program += "print(*[name for name in ('zmq', 'yaml', 'kubernetes', 'cloudpickle') if name in sys.modules])"
     done = subprocess.run(

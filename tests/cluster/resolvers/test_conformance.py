@@ -78,7 +78,7 @@ class NoSentences(Right):
         return None
 
 
-def test_a_right_resolver_passes_and_is_as_before() -> None:
+def test_right_resolver_passes_unchanged() -> None:
     resolver = Right()
     check_resolver(resolver)
     assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("ps", 1, "zmq")
@@ -103,7 +103,7 @@ def test_a_right_resolver_passes_and_is_as_before() -> None:
         (object, "it is a zmqdist.resolvers.ClusterResolver"),
     ],
 )
-def test_a_broken_rule_is_named(wrong: type[Any], expected: str) -> None:
+def test_broken_rule_is_named(wrong: type[Any], expected: str) -> None:
     with pytest.raises(AssertionError) as caught:
         check_resolver(wrong())
     assert expected in str(caught.value)

@@ -89,7 +89,7 @@ def test_successful_retrieval_with_sort() -> None:
     )
 
 
-def test_the_pods_of_a_stateful_set_have_the_indices_that_it_gave_them() -> None:
+def test_pods_keep_stateful_set_indices() -> None:
     found = resolver(*(pod(f"train-worker-{index}", f"10.1.2.{index}") for index in (10, 2, 0)))
     assert is_cluster(
         found.cluster_spec(), {"worker": [f"10.1.2.{index}:8470" for index in (0, 2, 10)]}
@@ -129,7 +129,7 @@ def test_multiple_pod_selectors_and_workers() -> None:
 # -- the rest of the contract ----------------------------------------------------------------------
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_error_has_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     with pytest.raises(ImportError, match="needs kubernetes: pip install kubernetes"):
         KubernetesClusterResolver()
@@ -142,7 +142,7 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
         (ExecutableLocation.OFF_CLUSTER, "load_kube_config"),
     ],
 )
-def test_the_location_decides_the_loader_and_it_is_asked_once(
+def test_location_decides_loader(
     location: ExecutableLocation, loader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TensorFlow asks the loader for off the cluster again in cluster_spec, wherever it is."""
@@ -173,7 +173,7 @@ def test_the_location_decides_the_loader_and_it_is_asked_once(
         ),
     ],
 )
-def test_an_api_server_that_is_not_found_says_what_to_do(
+def test_missing_api_server_has_remedy(
     location: ExecutableLocation, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class NotConfigured(Exception):
@@ -211,7 +211,7 @@ def test_an_api_server_that_is_not_found_says_what_to_do(
         (500, None, None),
     ],
 )
-def test_an_api_server_that_refuses_says_what_right_is_missing(
+def test_refusing_api_server_names_right(
     status: int, namespace: str | None, expected: str | None
 ) -> None:
     class Refused(Exception):
@@ -229,7 +229,7 @@ def test_an_api_server_that_refuses_says_what_right_is_missing(
     assert expected is None or str(caught.value) == f"the API server does not let us {expected}"
 
 
-def test_the_own_task_is_only_known_when_it_was_set() -> None:
+def test_own_task_unknown_until_set() -> None:
     found = resolver(pod("a"))
     assert (found.task_type, found.task_id, found.master(), found.master("worker")) == (
         None,
@@ -257,12 +257,12 @@ def test_pods_are_looked_for_in_one_namespace_or_in_all() -> None:
         ("dns", "worker-0.tasks.training.svc:8470"),
     ],
 )
-def test_an_address_is_the_nodes_the_pods_or_a_name(kind: Any, address: str) -> None:
+def test_address_of_node_pod_or_name(kind: Any, address: str) -> None:
     found = resolver(pod("worker-0", pod_ip="fd00::1"), address_type=kind)
     assert found.cluster_spec().job_tasks("worker") == [address]
 
 
-def test_a_pod_without_a_name_in_dns_is_told() -> None:
+def test_pod_without_dns_name_is_reported() -> None:
     nameless = pod("worker-0")
     nameless.spec.subdomain = None
     with pytest.raises(
@@ -289,7 +289,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hurried")
-def test_it_waits_for_pods_that_start() -> None:
+def test_resolver_waits_for_starting_pods() -> None:
     states = [
         [],
         [pod("a", phase="Pending")],
@@ -318,13 +318,13 @@ def test_it_waits_for_pods_that_start() -> None:
         ([], 0.01, f"job 'worker' has 0 pods with the label {LABEL}, expected 1 (waited 0.01 s)"),
     ],
 )
-def test_who_waited_in_vain_is_told_for_what(pods: list[Any], wait: float, expected: str) -> None:
+def test_vain_wait_error_names_pods(pods: list[Any], wait: float, expected: str) -> None:
     with pytest.raises(RuntimeError) as caught:
         resolver(*pods, wait_s=wait).cluster_spec()
     assert str(caught.value) == expected
 
 
-def test_a_number_of_tasks_is_held_without_waiting_too() -> None:
+def test_number_of_tasks_checked_without_wait() -> None:
     with pytest.raises(RuntimeError, match=r"has 2 pods with the label .*, expected 1"):
         resolver(pod("a"), pod("b"), num_tasks={"worker": 1}).cluster_spec()
     assert resolver().cluster_spec().as_dict() == {"worker": {}}, (
@@ -332,7 +332,7 @@ def test_a_number_of_tasks_is_held_without_waiting_too() -> None:
     )
 
 
-def test_it_does_what_every_resolver_must_do() -> None:
+def test_resolver_conforms() -> None:
     check_resolver(resolver(pod("a"), pod("b", "10.1.2.4")))
 
 
@@ -387,7 +387,7 @@ def running(name: str, pod_ip: str) -> dict[str, Any]:
     ("path", "namespace"),
     [("/api/v1/pods", None), ("/api/v1/namespaces/training/pods", "training")],
 )
-def test_the_package_asks_an_api_server(
+def test_package_reads_api_server(
     api_server: Callable[..., str], path: str, namespace: str | None
 ) -> None:
     kubernetes = pytest.importorskip("kubernetes")

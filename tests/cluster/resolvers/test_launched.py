@@ -62,7 +62,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, 
 
 
 @EACH_RESOLVER
-def test_it_gives_the_cluster_of_the_launcher_and_this_task(
+def test_resolver_has_launched_cluster_and_task(
     launched: Callable[[str, int], None], make: Callable[[], ClusterResolver]
 ) -> None:
     for task in (("chief", 0), ("worker", 1), ("ps", 1)):
@@ -77,7 +77,7 @@ def test_it_gives_the_cluster_of_the_launcher_and_this_task(
 @pytest.mark.parametrize(
     "make", [SlurmClusterResolver, RankClusterResolver, KubernetesClusterResolver]
 )
-def test_a_task_without_an_address_has_no_master(
+def test_task_without_address_has_no_master(
     launched: Callable[[str, int], None], make: Callable[[], ClusterResolver]
 ) -> None:
     launched("chief", 0)
@@ -86,7 +86,7 @@ def test_a_task_without_an_address_has_no_master(
     assert (resolver.master(), resolver.master("ps", 1)) == ("", "zmq://127.0.0.1:5002")
 
 
-def test_a_cluster_file_that_does_not_run_does_not_count(
+def test_file_without_runtime_does_not_count(
     launched: Callable[[str, int], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     launched("chief", 0)
@@ -96,7 +96,7 @@ def test_a_cluster_file_that_does_not_run_does_not_count(
     assert SlurmClusterResolver().cluster_spec().num_tasks("worker") == 9
 
 
-def test_pods_of_another_cluster_are_found_from_a_launched_program(
+def test_launched_program_finds_foreign_pods(
     launched: Callable[[str, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("kubernetes")
@@ -106,7 +106,7 @@ def test_pods_of_another_cluster_are_found_from_a_launched_program(
         KubernetesClusterResolver(executable_location=ExecutableLocation.OFF_CLUSTER)
 
 
-def test_a_client_of_the_caller_finds_pods_from_a_launched_program(
+def test_own_client_finds_pods_when_launched(
     launched: Callable[[str, int], None],
 ) -> None:
     launched("chief", 0)

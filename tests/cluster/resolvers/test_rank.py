@@ -38,9 +38,7 @@ def started(patch: pytest.MonkeyPatch, names: tuple[str, ...], *values: Any) -> 
 
 
 @ALL_FAMILIES
-def test_rank_0_of_each_system_is_the_chief_and_the_others_are_workers(
-    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
-) -> None:
+def test_rank_0_is_the_chief(monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]) -> None:
     for rank, task in enumerate([("chief", 0), ("worker", 0), ("worker", 1)]):
         started(monkeypatch, names, rank, 3, rank, 3)
         resolver = RankClusterResolver()
@@ -54,7 +52,7 @@ def test_rank_0_of_each_system_is_the_chief_and_the_others_are_workers(
         check_resolver(resolver)
 
 
-def test_jobs_take_the_ranks_after_the_chief_in_the_order_of_their_names(
+def test_jobs_take_ranks_in_order_of_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started(monkeypatch, OPEN_MPI, 2, 4, 0, 2)
@@ -75,7 +73,7 @@ def test_hosts_may_have_different_numbers_of_processes(monkeypatch: pytest.Monke
     assert resolver.validate() == []
 
 
-def test_the_hosts_of_a_slurm_job_around_it_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_of_outer_slurm_job(monkeypatch: pytest.MonkeyPatch) -> None:
     started(monkeypatch, TORCHRUN, 3, 4, 1, 2)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[9-10]")
     assert RankClusterResolver().cluster_spec().as_dict() == {
@@ -103,7 +101,7 @@ def test_validate_sees_ranks_that_go_round_the_hosts(monkeypatch: pytest.MonkeyP
 
 
 @ALL_FAMILIES
-def test_each_variable_that_is_absent_is_named(
+def test_absent_variables_are_named(
     monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
 ) -> None:
     for absent in names[1:]:
@@ -115,7 +113,7 @@ def test_each_variable_that_is_absent_is_named(
         assert absent in str(caught.value)
 
 
-def test_without_any_variable_all_are_named() -> None:
+def test_families_are_named_without_variables() -> None:
     with pytest.raises(RuntimeError) as caught:
         RankClusterResolver()
     assert str(caught.value) == (
@@ -185,7 +183,7 @@ def test_numbers_that_disagree_are_a_runtime_error(
     assert str(caught.value).startswith(expected)
 
 
-def test_a_bad_list_of_hosts_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_host_list_names_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     started(monkeypatch, TORCHRUN, 0, 4, 0, 2)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1")
     with pytest.raises(RuntimeError, match=r"SLURM_JOB_NODELIST: 'n\[1' is no host list"):

@@ -65,45 +65,45 @@ def test_simple_override_master() -> None:
 
 
 @pytest.mark.parametrize("spec", [{"worker": ["a:1"]}, None, "a:1"], ids=repr)
-def test_what_is_no_cluster_spec_is_a_type_error(spec: Any) -> None:
+def test_cluster_spec_must_be_a_spec(spec: Any) -> None:
     with pytest.raises(TypeError, match="cluster_spec must be a ClusterSpec"):
         SimpleClusterResolver(spec)
 
 
-def test_a_master_that_is_no_text_is_a_type_error() -> None:
+def test_master_must_be_text() -> None:
     with pytest.raises(TypeError, match="master is 3, wants a str"):
         simple(master=3)
 
 
-def test_accelerators_are_those_that_were_given_whatever_is_asked() -> None:
+def test_accelerators_are_the_argument() -> None:
     assert simple().num_accelerators("ps", 0) == {}
     resolver = simple(num_accelerators={"GPU": 2})
     resolver.num_accelerators()["GPU"] = 7
     assert resolver.num_accelerators("worker", 9, {"device_count": {"TPU": 1}}) == {"GPU": 2}
 
 
-def test_the_own_task_does_not_choose_the_master() -> None:
+def test_own_task_does_not_choose_master() -> None:
     resolver = simple(master="m:1", task_type="worker", task_id=1)
     assert [resolver.master(), resolver.master("worker"), resolver.master(task_id=1)] == ["m:1"] * 3
 
 
-def test_an_rpc_layer_that_is_given_wins_and_an_empty_one_counts_as_none() -> None:
+def test_rpc_layer_argument_wins() -> None:
     resolver = simple(rpc_layer="zmq")
     assert resolver.master("ps", 0, "grpc") == "grpc://ps0:2222"
     assert resolver.master("ps", 0, "") == resolver.master("ps", 0) == "zmq://ps0:2222"
 
 
-def test_an_unknown_task_is_a_value_error() -> None:
+def test_unknown_task_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="job 'worker' has no task with index 3"):
         simple().master("worker", 3)
 
 
-def test_an_empty_master_stays_empty() -> None:
+def test_empty_master_stays_empty() -> None:
     """TensorFlow gives "grpc://"."""
     assert simple(rpc_layer="grpc").master() == simple().master(rpc_layer="grpc") == ""
 
 
-def test_it_does_what_every_resolver_must_do() -> None:
+def test_resolver_conforms() -> None:
     check_resolver(simple(rpc_layer="zmq"))
     check_resolver(SimpleClusterResolver(ClusterSpec({})))
     check_resolver(

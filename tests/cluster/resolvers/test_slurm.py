@@ -183,13 +183,13 @@ def test_brackets_may_stand_anywhere_and_more_than_once(text: str, hosts: list[s
         "n[-1]",
     ],
 )
-def test_what_is_no_host_list_is_a_value_error(text: str) -> None:
+def test_bad_host_list_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match="is no host list"):
         expand_hostlist(text)
 
 
 @pytest.mark.parametrize("text", ["", "x2", "3(x2", "3(2)", "3(x2),", "-1", "1.5"])
-def test_what_is_no_list_of_tasks_is_a_value_error(text: str) -> None:
+def test_bad_task_list_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match="is no list of tasks per node"):
         expand_tasks_per_node(text)
 
@@ -197,7 +197,7 @@ def test_what_is_no_list_of_tasks_is_a_value_error(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["n[1-999999999]", "n[1-9999],m[1-2]", "a[1-9999]b[1-9999]c[1-9999]"]
 )
-def test_a_short_text_cannot_stand_for_more_nodes_than_a_cluster_may_have(text: str) -> None:
+def test_short_text_for_too_many_nodes_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=f"more than {limits.WORKERS_MAX} nodes"):
         expand_hostlist(text)
     with pytest.raises(ValueError, match=f"more than {limits.WORKERS_MAX} nodes"):
@@ -207,7 +207,7 @@ def test_a_short_text_cannot_stand_for_more_nodes_than_a_cluster_may_have(text: 
 # -- without GPUs, with some of them ---------------------------------------------------------------
 
 
-def test_nodes_without_gpus_are_no_error_and_the_environment_stays(
+def test_nodes_without_gpus_keep_environment(
     slurm: Slurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """TensorFlow needs an nvidia-smi, and fails with gpus_per_node=0."""
@@ -220,7 +220,7 @@ def test_nodes_without_gpus_are_no_error_and_the_environment_stays(
         assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
-def test_a_task_gets_gpus_of_those_that_the_node_shows_us(slurm: Slurm) -> None:
+def test_task_gets_visible_gpus(slurm: Slurm) -> None:
     slurm.says(
         PROCID=1,
         STEP_NUM_TASKS=2,
@@ -243,7 +243,7 @@ def test_more_gpus_than_a_node_has_is_a_runtime_error(slurm: Slurm) -> None:
 # -- which task am I -------------------------------------------------------------------------------
 
 
-def test_the_own_task_is_known_at_once(slurm: Slurm) -> None:
+def test_own_task_known_at_once(slurm: Slurm) -> None:
     """In TensorFlow it is None before `cluster_spec`, so that a program that looks at it first
     takes itself for the chief."""
     for rank, task in enumerate([("chief", 0), ("ps", 0), ("worker", 0)]):
@@ -252,7 +252,7 @@ def test_the_own_task_is_known_at_once(slurm: Slurm) -> None:
         assert (resolver.task_type, resolver.task_id) == task
 
 
-def test_task_info_and_master_wait_for_the_cluster_as_in_tensorflow(slurm: Slurm) -> None:
+def test_task_info_unknown_before_cluster_spec(slurm: Slurm) -> None:
     three_nodes(slurm, rank=2, STEP_TASKS_PER_NODE="1(x3)")
     resolver = SlurmClusterResolver(jobs=PS_AND_WORKERS)
     assert (resolver.get_task_info(), resolver.master(), resolver.environment) == (
@@ -272,7 +272,7 @@ def test_jobs_share_out_the_tasks_in_the_order_of_their_names(slurm: Slurm) -> N
     }
 
 
-def test_hosts_are_in_the_order_of_their_names_or_of_the_node_list(slurm: Slurm) -> None:
+def test_hosts_in_order_of_names_or_node_list(slurm: Slurm) -> None:
     slurm.says(PROCID=0, STEP_NUM_TASKS=3, STEP_NODELIST="n[9-10]", STEP_TASKS_PER_NODE="2,1")
     assert SlurmClusterResolver().cluster_spec().job_tasks("worker") == [
         "n10:8888",
@@ -327,7 +327,7 @@ def test_variables_of_the_job_stand_in_for_those_of_the_step(slurm: Slurm) -> No
     ]
 
 
-def test_it_does_what_every_resolver_must_do(slurm: Slurm) -> None:
+def test_resolver_conforms(slurm: Slurm) -> None:
     three_nodes(slurm, STEP_TASKS_PER_NODE="1(x3)", CUDA_VISIBLE_DEVICES="0")
     check_resolver(SlurmClusterResolver(jobs=PS_AND_WORKERS))
 
@@ -353,7 +353,7 @@ def test_it_does_what_every_resolver_must_do(slurm: Slurm) -> None:
         ),
     ],
 )
-def test_a_variable_that_is_absent_is_named(
+def test_absent_variable_is_named(
     slurm: Slurm, monkeypatch: pytest.MonkeyPatch, missing: str, expected: str
 ) -> None:
     three_nodes(slurm, STEP_TASKS_PER_NODE="1(x3)")

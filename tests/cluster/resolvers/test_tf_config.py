@@ -107,7 +107,7 @@ def test_zero_items_in_cluster_spec_master_read(env: Env) -> None:
     assert TFConfigClusterResolver().master() == ""
 
 
-def test_one_item_in_cluster_spec_master_read(env: Env) -> None:
+def test_single_task_has_no_master(env: Env) -> None:
     env.tf_config(cluster={"worker": ["worker0:2222"]})
     assert TFConfigClusterResolver().master() == ""
 
@@ -129,7 +129,7 @@ def test_num_accelerators_filter_tasks_by_env_var(
 
 
 @pytest.mark.usefixtures("env")
-def test_without_a_variable_everything_is_empty() -> None:
+def test_empty_cluster_without_variable() -> None:
     resolver = TFConfigClusterResolver()
     assert not resolver.cluster_spec()
     expected = (
@@ -143,7 +143,7 @@ def test_without_a_variable_everything_is_empty() -> None:
     assert resolver.validate() == []
 
 
-def test_the_variable_is_read_at_each_question(env: Env) -> None:
+def test_variable_read_at_each_call(env: Env) -> None:
     resolver = TFConfigClusterResolver()
     env.tf_config(cluster=JOBS, task=PS0)
     assert (resolver.task_type, resolver.master()) == ("ps", "ps0:2222")
@@ -155,28 +155,26 @@ def test_the_variable_is_read_at_each_question(env: Env) -> None:
     )
 
 
-def test_a_sparse_job_is_accepted_and_one_task_alone_has_no_master(env: Env) -> None:
+def test_sparse_job_of_single_task_has_no_master(env: Env) -> None:
     env.tf_config(cluster={"worker": {"1": "worker1:2222"}})
     resolver = TFConfigClusterResolver()
     assert is_cluster(resolver.cluster_spec(), {"worker": {1: "worker1:2222"}})
     assert resolver.master() == ""
 
 
-def test_the_environment_is_given_or_read(env: Env) -> None:
+def test_environment_from_argument_or_variable(env: Env) -> None:
     env.tf_config(environment="cloud")
     assert TFConfigClusterResolver().environment == "cloud"
     assert TFConfigClusterResolver(environment="mine").environment == "mine"
 
 
-def test_an_rpc_layer_of_no_letters_gives_the_address(env: Env) -> None:
+def test_empty_rpc_layer_gives_address(env: Env) -> None:
     env.tf_config(cluster=JOBS, task=PS0, rpc_layer="grpc")
     assert TFConfigClusterResolver().master(rpc_layer="") == "ps0:2222"
 
 
 @pytest.mark.parametrize("text", ["", "{", "worker0:2222"])
-def test_text_that_is_no_json_is_a_decode_error_that_names_the_variable(
-    env: Env, text: str
-) -> None:
+def test_bad_json_error_names_variable(env: Env, text: str) -> None:
     env.tf_config(text)
     resolver = TFConfigClusterResolver()
     for ask in (
@@ -222,7 +220,7 @@ def test_json_that_is_no_cluster_names_the_variable(
     assert str(caught.value).startswith(expected)
 
 
-def test_an_index_that_is_no_number_is_a_value_error(env: Env) -> None:
+def test_index_must_be_a_number(env: Env) -> None:
     env.tf_config(cluster=JOBS, task={"type": "ps", "index": "first"})
     with pytest.raises(
         ValueError, match="TF_CONFIG: task: the index must be a number, not 'first'"
@@ -237,9 +235,7 @@ def test_an_index_that_is_no_number_is_a_value_error(env: Env) -> None:
 
 
 @pytest.mark.parametrize("task", [None, {"type": "ps"}, {"index": 0}])
-def test_several_tasks_and_none_that_is_ours_is_a_value_error_that_says_what_to_do(
-    env: Env, task: Any
-) -> None:
+def test_missing_task_error_has_remedy(env: Env, task: Any) -> None:
     env.tf_config(cluster=JOBS, task=task)
     with pytest.raises(
         ValueError, match=r'TF_CONFIG does not say which task this process is; add "task": '
@@ -247,7 +243,7 @@ def test_several_tasks_and_none_that_is_ours_is_a_value_error_that_says_what_to_
         TFConfigClusterResolver().master()
 
 
-def test_an_index_out_of_range_shows_at_the_master(env: Env) -> None:
+def test_index_out_of_range_fails_at_master(env: Env) -> None:
     env.tf_config(cluster=JOBS, task={"type": "worker", "index": 7})
     resolver = TFConfigClusterResolver()
     assert resolver.task_id == 7
@@ -256,14 +252,14 @@ def test_an_index_out_of_range_shows_at_the_master(env: Env) -> None:
     assert resolver.validate() == ["job 'worker' has no task 7; it has 0 to 2"]
 
 
-def test_an_evaluator_stands_beside_the_cluster(env: Env) -> None:
+def test_evaluator_stands_beside_cluster(env: Env) -> None:
     env.tf_config(
         cluster={"chief": ["c:1"], "worker": WORKERS}, task={"type": "evaluator", "index": 0}
     )
     assert TFConfigClusterResolver().validate() == []
 
 
-def test_it_does_what_every_resolver_must_do(env: Env) -> None:
+def test_resolver_conforms(env: Env) -> None:
     env.tf_config(cluster=JOBS, task=PS0, rpc_layer="zmq")
     check_resolver(TFConfigClusterResolver())
     env.tf_config(cluster={"worker": ["a:1"]})
@@ -273,7 +269,7 @@ def test_it_does_what_every_resolver_must_do(env: Env) -> None:
 # -- the twin --------------------------------------------------------------------------------------
 
 
-def test_the_twin_may_hold_the_same_json(env: Env) -> None:
+def test_zmqdist_config_may_be_json(env: Env) -> None:
     env.zmqdist_config(" " + json.dumps({"cluster": JOBS, "task": PS0, "rpc_layer": "zmq"}))
     assert TFConfigClusterResolver().master() == "zmq://ps0:2222"
     assert ClusterConfig.from_environment() is None, "it is no cluster file"
@@ -282,7 +278,7 @@ def test_the_twin_may_hold_the_same_json(env: Env) -> None:
         TFConfigClusterResolver().cluster_spec()
 
 
-def test_the_twin_may_name_a_cluster_file(env: Env, tmp_path: Path) -> None:
+def test_zmqdist_config_may_name_file(env: Env, tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text(FILE)
     env.zmqdist_config(str(tmp_path / "cluster.yaml"))
     resolver = TFConfigClusterResolver(task_type="worker", task_id=4)
@@ -292,7 +288,7 @@ def test_the_twin_may_name_a_cluster_file(env: Env, tmp_path: Path) -> None:
     check_resolver(resolver)
 
 
-def test_a_cluster_file_that_is_wrong_is_named(env: Env, tmp_path: Path) -> None:
+def test_wrong_cluster_file_is_named(env: Env, tmp_path: Path) -> None:
     env.zmqdist_config(str(tmp_path / "gone.yaml"))
     with pytest.raises(ConfigError, match=r"gone.yaml:1: .* cannot be read"):
         TFConfigClusterResolver().cluster_spec()

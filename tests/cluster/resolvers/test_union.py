@@ -78,7 +78,7 @@ def test_overlapping_job_merged_cluster_resolver() -> None:
     )
 
 
-def test_overlapping_sparse_job_merged_cluster_resolver_throw_error() -> None:
+def test_overlapping_sparse_jobs_are_refused() -> None:
     resolver = union({"worker": addresses(7, 9)}, {"worker": addresses(3, 6, 7)})
     with pytest.raises(
         KeyError, match=r"job 'worker' has the task indices \[7\] from two resolvers"
@@ -111,7 +111,7 @@ def test_retain_sparse_job_with_no_merging() -> None:
 # -- the rest of the contract ----------------------------------------------------------------------
 
 
-def test_a_union_of_nothing_or_of_something_else_is_refused() -> None:
+def test_union_of_no_resolvers_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one resolver"):
         UnionResolver()
     with pytest.raises(TypeError, match="'ps' is not a resolver"):
@@ -120,7 +120,7 @@ def test_a_union_of_nothing_or_of_something_else_is_refused() -> None:
         union({"ps": PS}, environment="cloud")
 
 
-def test_an_own_task_of_index_0_wins() -> None:
+def test_own_task_of_index_0_wins() -> None:
     """TensorFlow takes a task_id of 0 for none."""
     first = simple({"ps": PS}, task_type="ps", task_id=1)
     assert UnionResolver(first, task_id=0).task_id == 0
@@ -129,14 +129,14 @@ def test_an_own_task_of_index_0_wins() -> None:
     assert resolver.task_id == 0
 
 
-def test_an_empty_job_is_no_reason_to_keep_indices() -> None:
+def test_empty_job_counts_as_dense() -> None:
     """TensorFlow takes an empty job for a sparse one, and refuses the lists beside it."""
     resolver = union({"worker": []}, {"worker": WORKERS[:1]}, {"worker": WORKERS[1:]})
     assert is_cluster(resolver.cluster_spec(), {"worker": WORKERS})
     assert is_cluster(union({"worker": []}).cluster_spec(), {"worker": []})
 
 
-def test_the_rpc_layer_of_the_union_goes_with_every_master() -> None:
+def test_rpc_layer_of_union_in_every_master() -> None:
     resolver = UnionResolver(
         simple({"ps": PS}, master="m:1", rpc_layer="zmq"), simple({"worker": WORKERS})
     )
@@ -148,10 +148,10 @@ def test_the_rpc_layer_of_the_union_goes_with_every_master() -> None:
     )
 
 
-def test_a_conflict_is_found_by_validate() -> None:
+def test_validate_finds_conflict() -> None:
     resolver = union({"worker": addresses(7, 9)}, {"worker": addresses(7, 10)})
     assert resolver.validate() == ["job 'worker' has the task indices [7] from two resolvers"]
 
 
-def test_it_does_what_every_resolver_must_do() -> None:
+def test_resolver_conforms() -> None:
     check_resolver(union({"ps": PS}, {"worker": WORKERS}, {"worker": addresses(7, 9)}))

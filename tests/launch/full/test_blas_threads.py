@@ -36,7 +36,7 @@ needs_cores = pytest.mark.skipif(
 
 
 @needs_cores
-def test_the_slots_of_a_cluster_share_the_cores() -> None:
+def test_slots_share_cores() -> None:
     slots = blas_threads.cores()
     with zd.local_cluster(workers=slots) as cluster, ClusterCoordinator(cluster) as coordinator:
         assert coordinator.schedule(started_by_a_product).get(30) == 0
@@ -45,7 +45,7 @@ def test_the_slots_of_a_cluster_share_the_cores() -> None:
 
 
 @needs_cores
-def test_one_slot_has_all_cores() -> None:
+def test_single_slot_has_all_cores() -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         assert coordinator.schedule(started_by_a_product).get(30) >= 1
         assert coordinator.schedule(os.getenv, ("OMP_NUM_THREADS",)).get(30) == str(
@@ -54,7 +54,7 @@ def test_one_slot_has_all_cores() -> None:
 
 
 @needs_cores
-def test_a_variable_that_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_variable_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
         assert coordinator.schedule(started_by_a_product).get(30) == 1
@@ -62,7 +62,7 @@ def test_a_variable_that_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch)
 
 
 @needs_cores
-def test_slots_of_a_worker_in_a_program_that_has_imported_numpy_are_bounded_too() -> None:
+def test_slots_bounded_despite_imported_numpy() -> None:
     with (
         zd.local_cluster(workers=0) as cluster,
         WorkerServer(
@@ -102,7 +102,7 @@ PROGRAM = """
         ('count: 2, env: {OMP_NUM_THREADS: "2"}', "started (1, '2')"),
     ],
 )
-def test_a_cluster_file_says_how_many(
+def test_file_bounds_threads_per_slot(
     launch: Callable[..., Launched], keys: str, started: str
 ) -> None:
     launched = launch(PROGRAM, FILE.replace("count: 2", keys))

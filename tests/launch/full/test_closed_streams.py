@@ -42,9 +42,7 @@ with open("found", "w") as file:
 
 @pytest.mark.parametrize("closed", ["0", "1", "2", "01", "12", "012"])
 @pytest.mark.parametrize("how", ["shell", "daemon"])
-def test_no_socket_or_memory_file_gets_the_number_of_a_closed_stream(
-    tmp_path: Path, how: str, closed: str
-) -> None:
+def test_closed_stream_number_stays_reserved(tmp_path: Path, how: str, closed: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)
     redirections = " ".join(f"{number}>&-" for number in closed) if how == "shell" else ""
@@ -90,9 +88,7 @@ own.close()
 
 
 @pytest.mark.parametrize("closed", ["0", "1", "2", "12", "012"])
-def test_nothing_is_printed_into_a_file_that_the_program_opens_before(
-    tmp_path: Path, closed: str
-) -> None:
+def test_opened_file_gets_no_output(tmp_path: Path, closed: str) -> None:
     (tmp_path / "script.py").write_text(OPENS_A_FILE)
     done = subprocess.run(
         [

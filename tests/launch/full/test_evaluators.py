@@ -28,9 +28,7 @@ EVALUATOR = FILE.replace(
 )
 
 
-def test_an_evaluator_runs_beside_the_program_and_ends_by_itself(
-    launch: Launcher, tmp_path: Path
-) -> None:
+def test_evaluator_ends_by_itself(launch: Launcher, tmp_path: Path) -> None:
     """The evaluator does not get the address of the dispatcher, and has time to evaluate the last
     checkpoint."""
     (tmp_path / "evaluate.py").write_text(
@@ -58,7 +56,7 @@ def test_an_evaluator_runs_beside_the_program_and_ends_by_itself(
     job.left_nothing()
 
 
-def test_without_a_program_of_its_own_the_evaluator_runs_the_program_of_the_cluster(
+def test_evaluator_runs_cluster_program_by_default(
     launch: Launcher,
 ) -> None:
     program = """
@@ -75,9 +73,7 @@ def test_without_a_program_of_its_own_the_evaluator_runs_the_program_of_the_clus
     assert sorted(job.lines) == ["[evaluator-0] evaluator ['x']", "chief ['x']"]
 
 
-def test_an_evaluator_that_does_not_end_is_stopped_after_the_grace(
-    launch: Launcher, tmp_path: Path
-) -> None:
+def test_endless_evaluator_stopped_after_grace(launch: Launcher, tmp_path: Path) -> None:
     """The processes that the evaluator has started end, too."""
     (tmp_path / "evaluate.py").write_text(
         "import pathlib, signal, subprocess, sys\n"
@@ -98,9 +94,7 @@ def test_an_evaluator_that_does_not_end_is_stopped_after_the_grace(
     job.left_nothing()
 
 
-def test_the_failure_of_an_evaluator_is_printed_and_ends_no_other_task(
-    launch: Launcher, tmp_path: Path
-) -> None:
+def test_failed_evaluator_ends_no_other_task(launch: Launcher, tmp_path: Path) -> None:
     (tmp_path / "evaluate.py").write_text("raise SystemExit(3)\n")
     job = launch(UNTIL_TOLD, file=EVALUATOR)
     job.saw("[evaluator-0] ended (exit code 3); nothing is evaluated any more")
@@ -109,7 +103,7 @@ def test_the_failure_of_an_evaluator_is_printed_and_ends_no_other_task(
     job.left_nothing()
 
 
-def test_a_signal_ends_an_evaluator_and_ps_with_the_rest(launch: Launcher, tmp_path: Path) -> None:
+def test_signal_ends_evaluator_and_ps(launch: Launcher, tmp_path: Path) -> None:
     (tmp_path / "evaluate.py").write_text("import signal\nsignal.pause()\n")
     both = WITH_PS.replace(
         "ps: {count: 2}", "ps: {count: 2}\n  evaluator: {program: python evaluate.py}"

@@ -13,7 +13,7 @@ from tests.ports import free_address
 Launcher = Callable[..., Launched]
 
 
-def test_a_program_finds_workers_and_ps_by_each_way_to_find_a_cluster(launch: Launcher) -> None:
+def test_program_finds_workers_and_ps(launch: Launcher) -> None:
     program = """
         import zmqdist as zd
         from zmqdist.training.cluster_connection import connect
@@ -34,7 +34,7 @@ def test_a_program_finds_workers_and_ps_by_each_way_to_find_a_cluster(launch: La
     job.left_nothing()
 
 
-def test_a_ps_listens_at_the_address_in_the_file(launch: Launcher) -> None:
+def test_ps_listens_at_address_of_file(launch: Launcher) -> None:
     place = free_address()
     program = """
         from zmqdist.training.cluster_connection import connect
@@ -45,7 +45,7 @@ def test_a_ps_listens_at_the_address_in_the_file(launch: Launcher) -> None:
     assert job.lines == [place]
 
 
-def test_a_killed_worker_is_started_again_as_often_as_the_file_says(launch: Launcher) -> None:
+def test_killed_worker_restarts_up_to_bound(launch: Launcher) -> None:
     job = launch(UNTIL_TOLD, file=FILE.replace("count: 2", "count: 1, restarts: 1"))
     job.saw("it runs")
     before = job.worker(0)
@@ -62,7 +62,7 @@ def test_a_killed_worker_is_started_again_as_often_as_the_file_says(launch: Laun
     job.left_nothing()
 
 
-def test_a_drained_worker_is_not_started_again(launch: Launcher) -> None:
+def test_drained_worker_never_restarts(launch: Launcher) -> None:
     program = """
         import os, threading
         from zmqdist.cluster import ClusterConfig
@@ -78,7 +78,7 @@ def test_a_drained_worker_is_not_started_again(launch: Launcher) -> None:
     job.left_nothing()
 
 
-def test_a_chief_of_the_file_is_the_program(launch: Launcher) -> None:
+def test_chief_is_the_program(launch: Launcher) -> None:
     program = """
         import json, os
         print(json.loads(os.environ["TF_CONFIG"])["task"], os.environ["GREETING"])

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("worker_is_killed", [False, True])
-def test_the_pods_of_the_example_learn_the_digits(tmp_path: Path, worker_is_killed: bool) -> None:
+def test_pods_of_example_learn_digits(tmp_path: Path, worker_is_killed: bool) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     keygen(tmp_path / "keys")
     secret = {path.name: path.read_text() for path in (tmp_path / "keys").iterdir()}

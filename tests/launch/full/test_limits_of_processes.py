@@ -43,7 +43,7 @@ IN_USE = (
         ("RLIMIT_AS", IN_USE, "raise `ulimit -v`"),
     ],
 )
-def test_a_limit_that_is_too_low_is_named_before_libzmq_ends_the_process(
+def test_low_limit_named_before_libzmq_aborts(
     tmp_path: Path, start: str, limit: str, soft: str, text: str
 ) -> None:
     program = PROGRAM.format(limit=limit, soft=soft, start=START[start])
@@ -86,7 +86,7 @@ CLUSTER = "name: test\njobs: {worker: {count: 1}, ps: {count: 1}}\nprogram: pyth
         ("-f 0", "launch cluster.yaml", 2, "zmqdist launch: No usable temporary directory found"),
     ],
 )
-def test_a_command_under_a_limit_that_is_too_low_says_one_sentence(
+def test_command_under_low_limit_prints_one_line(
     tmp_path: Path, limit: str, arguments: str, code: int, text: str
 ) -> None:
     (tmp_path / "cluster.yaml").write_text(CLUSTER)

@@ -38,7 +38,7 @@ PROGRAM = """
     ],
     ids=["its host is lost", "it has no restarts left"],
 )
-def test_the_program_does_not_wait_for_a_ps_that_is_not_started_again(
+def test_program_gives_up_lost_ps(
     launch: Callable[..., Launched], run: str, file: str, reason: str
 ) -> None:
     job = launch(PROGRAM, run=run, file=file)
@@ -59,7 +59,7 @@ STARTING = """
 """
 
 
-def test_a_strategy_does_not_wait_for_a_ps_that_has_failed_for_good_before(
+def test_strategy_gives_up_failed_ps(
     launch: Callable[..., Launched],
 ) -> None:
     job = launch(

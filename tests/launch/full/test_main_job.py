@@ -28,9 +28,7 @@ def of_example(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["digits.yaml", "digits-curve.yaml"])
-def test_the_main_job_trains_to_more_than_95_percent(
-    launch: Callable[..., Launched], name: str
-) -> None:
+def test_main_job_exceeds_95_percent(launch: Callable[..., Launched], name: str) -> None:
     job = launch(file=of_example(name))
     assert job.ends(80) == 0, job.text
     assert sum(bool(EPOCH.fullmatch(line)) for line in job.lines) == 30, job.text
@@ -39,7 +37,7 @@ def test_the_main_job_trains_to_more_than_95_percent(
     job.left_nothing()
 
 
-def test_a_worker_and_a_parameter_server_may_be_killed_during_the_training(
+def test_training_survives_killed_worker_and_ps(
     launch: Callable[..., Launched],
 ) -> None:
     job = launch(file=of_example("digits.yaml"))

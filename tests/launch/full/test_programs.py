@@ -33,16 +33,14 @@ an import."""
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 128 + 9),
     ],
 )
-def test_the_launcher_returns_the_exit_code_of_the_program(
-    launch: Launcher, ending: str, code: int
-) -> None:
+def test_launcher_returns_exit_code_of_program(launch: Launcher, ending: str, code: int) -> None:
     job = launch(ending)
     assert job.ends() == code, job.text
     assert job.lines == []
     job.left_nothing()
 
 
-def test_the_program_and_each_worker_find_the_cluster_and_themselves_in_it(
+def test_program_and_workers_find_their_tasks(
     launch: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The variables in the launcher's own environment, which may name another cluster, are not
@@ -69,9 +67,7 @@ def test_the_program_and_each_worker_find_the_cluster_and_themselves_in_it(
     assert job.lines == [f"{cluster} chief 0 {cluster} worker 4"]
 
 
-def test_functions_import_modules_beside_the_script_and_see_the_environment_of_their_job(
-    launch: Launcher, tmp_path: Path
-) -> None:
+def test_functions_see_script_folder_and_job_env(launch: Launcher, tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text(
         "import os\ndef ask(name):\n    return os.environ.get(name)\n"
     )
@@ -86,7 +82,7 @@ def test_functions_import_modules_beside_the_script_and_see_the_environment_of_t
     assert job.lines == ["hello None"]
 
 
-def test_lines_that_functions_print_have_the_name_of_their_worker(launch: Launcher) -> None:
+def test_lines_of_functions_name_their_worker(launch: Launcher) -> None:
     program = """
         import sys
         from zmqdist.coordinator import ClusterCoordinator
@@ -103,7 +99,7 @@ def test_lines_that_functions_print_have_the_name_of_their_worker(launch: Launch
     assert sorted(job.lines) == ["[worker-0] to stderr", "[worker-0] to stdout"]
 
 
-def test_a_program_that_ignores_a_signal_is_killed_after_the_grace(launch: Launcher) -> None:
+def test_stubborn_program_killed_after_grace(launch: Launcher) -> None:
     program = """
         import signal
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -119,7 +115,7 @@ def test_a_program_that_ignores_a_signal_is_killed_after_the_grace(launch: Launc
     job.left_nothing()
 
 
-def test_the_loss_of_the_last_worker_is_printed(launch: Launcher) -> None:
+def test_last_worker_loss_is_printed(launch: Launcher) -> None:
     job = launch(BUSY, file=FILE.replace("count: 2", "count: 1, restarts: 0"))
     pid = job.worker(0)
     job.saw("a function runs")
@@ -133,7 +129,7 @@ def test_the_loss_of_the_last_worker_is_printed(launch: Launcher) -> None:
     job.left_nothing()
 
 
-def test_a_worker_that_cannot_start_says_why(launch: Launcher) -> None:
+def test_failing_worker_prints_reason(launch: Launcher) -> None:
     """The worker's Python does not find the standard library."""
     job = launch(
         WAITS,
@@ -147,7 +143,7 @@ def test_a_worker_that_cannot_start_says_why(launch: Launcher) -> None:
     job.left_nothing()
 
 
-def test_a_worker_with_an_address_binds_it(launch: Launcher) -> None:
+def test_worker_binds_address_of_file(launch: Launcher) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -162,7 +158,7 @@ def test_a_worker_with_an_address_binds_it(launch: Launcher) -> None:
         job.left_nothing()
 
 
-def test_sigint_to_the_launcher_alone_ends_everything_and_leaves_nothing(launch: Launcher) -> None:
+def test_sigint_to_launcher_alone_ends_all(launch: Launcher) -> None:
     job = launch(BUSY)
     job.saw("a function runs")
     job.process.send_signal(signal.SIGINT)

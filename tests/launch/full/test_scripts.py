@@ -33,7 +33,7 @@ cluster.close()
 
 
 @pytest.mark.parametrize("how", ["file", "standard input"])
-def test_a_script_needs_no_main_guard(tmp_path: Path, how: str) -> None:
+def test_script_needs_no_main_guard(tmp_path: Path, how: str) -> None:
     file = tmp_path / "script.py"
     file.write_text(SCRIPT)
     done = subprocess.run(
@@ -47,7 +47,7 @@ def test_a_script_needs_no_main_guard(tmp_path: Path, how: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "21\n", "")
 
 
-def test_a_script_that_forgets_to_close_leaves_nothing_all_the_same(tmp_path: Path) -> None:
+def test_unclosed_cluster_leaves_nothing(tmp_path: Path) -> None:
     """The check of this module finds workers that outlive the script."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()

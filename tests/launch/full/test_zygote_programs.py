@@ -74,9 +74,7 @@ print(all_of_it())
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("how", ["zygote", "command"])
-def test_no_file_of_the_program_s_folders_runs_in_place_of_a_module_that_a_child_needs(
-    tmp_path: Path, how: str
-) -> None:
+def test_program_files_shadow_no_child_module(tmp_path: Path, how: str) -> None:
     """Workers nevertheless find the user's own modules there."""
     script, folder = tmp_path / "script.py", tmp_path / "folder"
     folder.mkdir()
@@ -160,7 +158,7 @@ def _with_pythonpath(folder: Path) -> list[str]:
     "program",
     [_of_a_file, _of_a_module, _of_a_text, _of_an_archive, _with_a_folder_added, _with_pythonpath],
 )
-def test_functions_see_the_module_path_of_the_program_in_its_order(
+def test_functions_see_module_path_in_order(
     tmp_path: Path, program: Callable[[Path], list[str]]
 ) -> None:
     arguments = program(tmp_path)
@@ -194,7 +192,7 @@ LAUNCHED = """
     ("command", "printed"),
     [("python src/program.py", "False 5"), ("python -m src.program", "True 3")],
 )
-def test_roles_of_a_launched_program_have_its_folder_as_python_would(
+def test_roles_have_program_folder_on_path(
     launch: Callable[..., Launched], tmp_path: Path, command: str, printed: str
 ) -> None:
     (tmp_path / "src").mkdir()
@@ -220,7 +218,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 """
 
 
-def test_a_forked_program_has_a_zygote_of_its_own() -> None:
+def test_forked_program_has_own_zygote() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=50, check=False
     )

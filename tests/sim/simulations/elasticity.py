@@ -170,7 +170,7 @@ class ElasticitySim:
                         and self.now - self.backlog_since >= BACKLOG_S
                     )
                     self.promise(
-                        self.bounds.are_given and waited and not starting,
+                        self.bounds.are_set and waited and not starting,
                         "P7: the size grows too early",
                     )
                     self.grown += 1

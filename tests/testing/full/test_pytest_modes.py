@@ -6,9 +6,7 @@ import pytest
 
 
 @pytest.mark.parametrize("mode", ["prepend", "importlib"])
-def test_functions_of_a_test_that_pytest_runs_in_its_own_way_arrive(
-    pytester: pytest.Pytester, mode: str
-) -> None:
+def test_functions_arrive_in_pytest_modes(pytester: pytest.Pytester, mode: str) -> None:
     pytester.mkdir("deep")
     (pytester.path / "deep" / "test_mine.py").write_text(
         """

@@ -162,16 +162,16 @@ class ClusterResolver(abc.ABC):
                 for kind, count in config_proto["device_count"].items()
                 if kind != "CPU" and count
             }
-        wanted = (
+        labels = (
             set()
             if task_type is None or task_id is None
             else {f"job:{task_type}", f"task:{task_id}"}
         )
-        parts = [name.split("/") for name in self._device_names() if wanted <= set(name.split("/"))]
-        found = Counter(
-            each.split(":")[1] for name in parts for each in name if each.startswith("device:")
+        parts = [name.split("/") for name in self._device_names() if labels <= set(name.split("/"))]
+        counts = Counter(
+            part.split(":")[1] for name in parts for part in name if part.startswith("device:")
         )
-        return {kind: count for kind, count in found.items() if kind != "CPU"}
+        return {kind: count for kind, count in counts.items() if kind != "CPU"}
 
     def validate(self) -> list[str]:
         """Return one sentence for each problem with the cluster and with the task of this process.
@@ -218,6 +218,6 @@ class ClusterResolver(abc.ABC):
     def _device_names(self) -> list[str]:
         """Return the names of the known devices, as `/job:worker/task:0/device:GPU:1`. These are
         the GPUs that this process may use."""
-        known = self.task_type is not None and self.task_id is not None
-        own = f"/job:{self.task_type}/task:{self.task_id}" if known else ""
+        has_task = self.task_type is not None and self.task_id is not None
+        own = f"/job:{self.task_type}/task:{self.task_id}" if has_task else ""
         return [f"{own}/device:GPU:{index}" for index in range(len(devices.gpus()))]

@@ -40,8 +40,8 @@ def value_of(variable: str, parse: Callable[[str], T]) -> T:
 
 @checked
 class ResolverByRank(ClusterResolver):
-    """A resolver for processes with ranks. The constructor of a subclass calls `_place`, except in
-    a process of `zmqdist launch`."""
+    """A resolver for processes with ranks. The constructor of a subclass calls `_set_tasks`, except
+    in a process of `zmqdist launch`."""
 
     def __init__(self, port_base: int, rpc_layer: str | None) -> None:
         self._launched = launched_cluster()
@@ -51,7 +51,7 @@ class ResolverByRank(ClusterResolver):
         self._jobs: dict[str, int] = {}
         self._per_node: dict[str, int] = {}
 
-    def _place(self, rank: int, jobs: Mapping[str, int], per_node: Mapping[str, int]) -> None:
+    def _set_tasks(self, rank: int, jobs: Mapping[str, int], per_node: Mapping[str, int]) -> None:
         """Set the rank of this process, the number of tasks of each job, and the number of tasks on
         each host. The hosts are in the order in which ranks fill them. Only the ports are checked.
         """
@@ -80,7 +80,7 @@ class ResolverByRank(ClusterResolver):
         """
         if self._launched is not None:
             return self._launched.cluster_spec()
-        addresses = (f"{host}:{self._port_base + index}" for host, index in self._places())
+        addresses = (f"{host}:{self._port_base + index}" for host, index in self._positions())
         return ClusterSpec(
             {job: list(islice(addresses, count)) for job, count in sorted(self._jobs.items())}
         )
@@ -128,7 +128,7 @@ class ResolverByRank(ClusterResolver):
     def _jobs_text(self) -> str:
         return ", ".join(f"{job}: {count}" for job, count in sorted(self._jobs.items()))
 
-    def _places(self) -> list[tuple[str, int]]:
+    def _positions(self) -> list[tuple[str, int]]:
         """Return for each rank the host of the task, and the number of the task among the tasks of
         this host, from 0."""
         return [(host, index) for host, count in self._per_node.items() for index in range(count)]

@@ -26,10 +26,10 @@ def visible(named: str) -> list[str]:
     """Return the ids in a text like `0,2` or `GPU-8932f937,1`. As in CUDA, an invalid id such as -1
     and all ids after it do not count."""
     ids: list[str] = []
-    for each in map(str.strip, named.split(",")):
-        if not each or each.startswith("-"):
+    for name in map(str.strip, named.split(",")):
+        if not name or name.startswith("-"):
             break
-        ids.append(each)
+        ids.append(name)
     return ids
 
 
@@ -38,7 +38,7 @@ def _listed() -> list[str]:
     if command is None:
         return []
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [command, "--list-gpus"],
             capture_output=True,
             text=True,
@@ -53,5 +53,5 @@ def _listed() -> list[str]:
         )
         return []
     # Lines for parts of a GPU are indented, so they do not begin with "GPU ".
-    lines = [line for line in done.stdout.splitlines() if line.startswith("GPU ")]
+    lines = [line for line in process.stdout.splitlines() if line.startswith("GPU ")]
     return [str(index) for index in range(len(lines))]

@@ -57,23 +57,23 @@ def expand_tasks_per_node(tasks: str) -> list[int]:
 
 def _split(hostlist: str) -> Iterator[str]:
     """Yield the parts of a list that are separated by commas outside of brackets."""
-    place = 0
+    position = 0
     while True:
-        match = _HOST.match(hostlist, place)
+        match = _HOST.match(hostlist, position)
         if match is None:
-            rest = hostlist[place:]
+            rest = hostlist[position:]
             raise ValueError(
                 f"{hostlist!r} is no host list: expected a host at {rest!r}, with brackets in pairs"
             )
         yield match[0]
-        place = match.end()
-        if place == len(hostlist):
+        position = match.end()
+        if position == len(hostlist):
             return
-        if hostlist[place] != ",":
+        if hostlist[position] != ",":
             raise ValueError(
-                f"{hostlist!r} is no host list: {hostlist[place:]!r} does not belong there"
+                f"{hostlist!r} is no host list: {hostlist[position:]!r} does not belong there"
             )
-        place += 1
+        position += 1
 
 
 def _hosts(text: str, hostlist: str) -> Iterator[str]:
@@ -86,7 +86,7 @@ def _hosts(text: str, hostlist: str) -> Iterator[str]:
 
 def _numbers(inside: str, hostlist: str) -> list[str]:
     """Return the numbers in a bracket, as text: 1, 2, 3, 07 for `1-3,07`."""
-    found: list[str] = []
+    texts: list[str] = []
     for text in inside.split(","):
         match = _RANGE.fullmatch(text)
         if match is None:
@@ -95,8 +95,8 @@ def _numbers(inside: str, hostlist: str) -> list[str]:
         if int(first) > int(last):
             raise ValueError(f"{hostlist!r} is no host list: the range {text} is empty")
         numbers = (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
-        found += _bounded(numbers, len(found), hostlist)
-    return found
+        texts += _bounded(numbers, len(texts), hostlist)
+    return texts
 
 
 def _bounded(items: Iterable[_T], before: int, text: str) -> list[_T]:
@@ -107,7 +107,7 @@ def _bounded(items: Iterable[_T], before: int, text: str) -> list[_T]:
       before: the number of items that were found earlier in `text`.
     """
     room = limits.WORKERS_MAX - before
-    taken = list(itertools.islice(items, room + 1))
-    if len(taken) > room:
+    head = list(itertools.islice(items, room + 1))
+    if len(head) > room:
         raise ValueError(f"{text!r} stands for more than {limits.WORKERS_MAX} nodes")
-    return taken
+    return head

@@ -117,9 +117,9 @@ class KubernetesClusterResolver(ClusterResolver):
         self._namespace = namespace
         self._wait_s = duration("wait_s", wait_s)
         self._num_tasks = dict(num_tasks or {})
-        if unknown := sorted(self._num_tasks.keys() - self._selectors.keys()):
+        if extra_jobs := sorted(self._num_tasks.keys() - self._selectors.keys()):
             raise ValueError(
-                f"num_tasks names jobs that have no label selectors: {', '.join(unknown)}"
+                f"num_tasks names jobs that have no label selectors: {', '.join(extra_jobs)}"
             )
         executable_location = converted(
             "executable_location", ExecutableLocation, executable_location
@@ -156,8 +156,8 @@ class KubernetesClusterResolver(ClusterResolver):
             except _NotYet as problem:
                 left = until - time.monotonic()
                 if left <= 0:
-                    waited = f" (waited {self._wait_s:g} s)" if self._wait_s else ""
-                    raise RuntimeError(f"{problem}{waited}") from None
+                    wait_text = f" (waited {self._wait_s:g} s)" if self._wait_s else ""
+                    raise RuntimeError(f"{problem}{wait_text}") from None
             time.sleep(min(left, limits.POD_POLL_S))
 
     def master(
@@ -181,11 +181,11 @@ class KubernetesClusterResolver(ClusterResolver):
             if phase != "Running":
                 text = f'Pod "{pod.metadata.name}" is not running; phase: "{phase}"'
                 raise (RuntimeError if phase in ("Failed", "Succeeded") else _NotYet)(text)
-        wanted = self._num_tasks.get(job, 1 if self._wait_s else 0)
-        if len(pods) < wanted or (job in self._num_tasks and len(pods) > wanted):
+        expected = self._num_tasks.get(job, 1 if self._wait_s else 0)
+        if len(pods) < expected or (job in self._num_tasks and len(pods) > expected):
             text = " or ".join(self._selectors[job])
             raise _NotYet(
-                f"job {job!r} has {len(pods)} pods with the label {text}, expected {wanted}"
+                f"job {job!r} has {len(pods)} pods with the label {text}, expected {expected}"
             )
         return [join_address(self._host(pod), self._port) for pod in pods]
 
@@ -193,9 +193,9 @@ class KubernetesClusterResolver(ClusterResolver):
         bound = {"label_selector": selector, "_request_timeout": limits.POD_LIST_S}
         try:
             if self._namespace is None:
-                found = self._client.list_pod_for_all_namespaces(**bound)
+                pod_list = self._client.list_pod_for_all_namespaces(**bound)
             else:
-                found = self._client.list_namespaced_pod(self._namespace, **bound)
+                pod_list = self._client.list_namespaced_pod(self._namespace, **bound)
         except Exception as error:
             if getattr(error, "status", None) not in (401, 403):
                 raise
@@ -204,7 +204,7 @@ class KubernetesClusterResolver(ClusterResolver):
             raise RuntimeError(
                 text + (", or name a namespace" if self._namespace is None else "")
             ) from error
-        return sorted(found.items, key=lambda pod: _order(str(pod.metadata.name)))
+        return sorted(pod_list.items, key=lambda pod: _order(str(pod.metadata.name)))
 
     def _host(self, pod: Any) -> str:
         if self._address_type == "dns":

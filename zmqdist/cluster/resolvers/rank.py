@@ -47,9 +47,11 @@ class _Family(NamedTuple):
         """Return the names of those variables of this system that are not set in the
         environment.
         """
-        wanted = (self.rank, self.size, self.local_rank, self.local_size)
+        variables = (self.rank, self.size, self.local_rank, self.local_size)
         return [
-            " or ".join(names) for names in wanted if not any(name in os.environ for name in names)
+            " or ".join(names)
+            for names in variables
+            if not any(name in os.environ for name in names)
         ]
 
 
@@ -131,7 +133,7 @@ class RankClusterResolver(ResolverByRank):
                     f"more"
                 )
         jobs = _with_chief({"worker": size - 1} if jobs is None else jobs)
-        self._place(rank, jobs, per_node)
+        self._set_tasks(rank, jobs, per_node)
         self._check_tasks(family.system, size)
 
     def validate(self) -> list[str]:
@@ -148,7 +150,7 @@ class RankClusterResolver(ResolverByRank):
         """
         problems = super().validate()
         if self._launched is None:
-            host, index = self._places()[self._rank]
+            host, index = self._positions()[self._rank]
             if index != self._local_rank:
                 problems.append(
                     f"rank {self._rank} has the address of process {index} at {host}, but is "
@@ -159,16 +161,17 @@ class RankClusterResolver(ResolverByRank):
         return problems
 
     def _check_tasks(self, system: str, size: int) -> None:
-        wanted, placed = sum(self._jobs.values()), len(self._places())
-        if wanted != size:
+        task_count, host_count = sum(self._jobs.values()), len(self._positions())
+        if task_count != size:
             raise RuntimeError(
-                f"the jobs ({self._jobs_text()}) have {wanted} tasks together, but {system} has started {size}"
+                f"the jobs ({self._jobs_text()}) have {task_count} tasks together, but {system} "
+                f"has started {size}"
             )
-        if placed != size:
+        if host_count != size:
             hosts = ", ".join(f"{host}: {count}" for host, count in self._per_node.items())
             raise RuntimeError(
-                f"the hosts ({hosts}) have {placed} processes together, but {system} has started "
-                f"{size}: "
+                f"the hosts ({hosts}) have {host_count} processes together, but {system} has "
+                f"started {size}: "
                 "pass hosts={host: number}"
             )
 
@@ -204,8 +207,10 @@ def _family() -> _Family:
                 f"{_name(family.rank)} is set, but {', '.join(family.missing())} is not: is this "
                 f"a process of {family.system}?"
             )
-    each = "; ".join(f"{', '.join(family.missing())} ({family.system})" for family in FAMILIES)
-    raise RuntimeError(f"none of these are set: {each}; is this a process of mpirun or torchrun?")
+    families = "; ".join(f"{', '.join(family.missing())} ({family.system})" for family in FAMILIES)
+    raise RuntimeError(
+        f"none of these are set: {families}; is this a process of mpirun or torchrun?"
+    )
 
 
 def _name(names: tuple[str, ...]) -> str:

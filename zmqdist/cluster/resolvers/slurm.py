@@ -84,7 +84,7 @@ class SlurmClusterResolver(ResolverByRank):
         if order not in ("name", "nodelist"):
             raise ValueError(f'order must be "name" or "nodelist", not {order!r}')
         super().__init__(port_base, rpc_layer)
-        self._asked = False
+        self._is_resolved = False
         self._auto_set_gpu = auto_set_gpu
         if self._launched is not None:
             return
@@ -94,7 +94,7 @@ class SlurmClusterResolver(ResolverByRank):
             tasks_per_node = self._resolve_task_configuration()
         elif not isinstance(tasks_per_node, Mapping):
             tasks_per_node = dict.fromkeys(self._resolve_hostlist(), tasks_per_node)
-        self._place(
+        self._set_tasks(
             rank, jobs, dict(sorted(tasks_per_node.items())) if order == "name" else tasks_per_node
         )
         self._check_tasks()
@@ -111,9 +111,9 @@ class SlurmClusterResolver(ResolverByRank):
         ...     print(resolver.cluster_spec().as_dict())
         {'worker': ['n1:8888', 'n2:8888']}
         """
-        self._asked = True
+        self._is_resolved = True
         if self._launched is None and self._auto_set_gpu and self._gpus_per_task:
-            _, index = self._places()[self._rank]
+            _, index = self._positions()[self._rank]
             mine = self._gpus[index * self._gpus_per_task : (index + 1) * self._gpus_per_task]
             os.environ[devices.CUDA] = ",".join(mine)
         return super().cluster_spec()
@@ -131,8 +131,8 @@ class SlurmClusterResolver(ResolverByRank):
         ...     print(resolver.get_task_info())
         ('worker', 1)
         """
-        known = self._asked or (self._task_type, self._task_id) != (None, None)
-        return (self.task_type, self.task_id) if known else (None, None)
+        has_task = self._is_resolved or (self._task_type, self._task_id) != (None, None)
+        return (self.task_type, self.task_id) if has_task else (None, None)
 
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
@@ -192,7 +192,7 @@ class SlurmClusterResolver(ResolverByRank):
         problems = super().validate()
         if self._launched is not None:
             return problems
-        here, (host, _) = os.environ.get("SLURMD_NODENAME"), self._places()[self._rank]
+        here, (host, _) = os.environ.get("SLURMD_NODENAME"), self._positions()[self._rank]
         if here is not None and here != host:
             problems.append(
                 f"rank {self._rank} has an address at {host}, but this is {here}: "
@@ -229,16 +229,16 @@ class SlurmClusterResolver(ResolverByRank):
     # -- tasks and GPUs ----------------------------------------------------------------------------
 
     def _check_tasks(self) -> None:
-        wanted, placed = sum(self._jobs.values()), len(self._places())
-        if wanted != placed:
+        count, slurm_count = sum(self._jobs.values()), len(self._positions())
+        if count != slurm_count:
             raise RuntimeError(
-                f"the jobs ({self._jobs_text()}) have {wanted} tasks together, but Slurm gives {placed}: "
-                f"change jobs, or srun --ntasks"
+                f"the jobs ({self._jobs_text()}) have {count} tasks together, but Slurm gives "
+                f"{slurm_count}: change jobs, or srun --ntasks"
             )
-        if not 0 <= self._rank < placed:
+        if not 0 <= self._rank < slurm_count:
             raise RuntimeError(
-                f"SLURM_PROCID is {self._rank}, but there are {placed} tasks, with the numbers 0 "
-                f"to {placed - 1}: is this a part of a "
+                f"SLURM_PROCID is {self._rank}, but there are {slurm_count} tasks, with the numbers "
+                f"0 to {slurm_count - 1}: is this a part of a "
                 "heterogeneous job? Then give jobs, and {host: number} for tasks_per_node"
             )
 

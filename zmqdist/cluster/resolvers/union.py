@@ -42,9 +42,9 @@ class UnionResolver(ClusterResolver):
             raise ValueError(f"unknown arguments: {', '.join(sorted(unknown))}")
         if not resolvers:
             raise ValueError("a union needs at least one resolver")
-        for each in resolvers:
-            if not isinstance(each, ClusterResolver):
-                raise TypeError(f"a union is made of resolvers, and {each!r} is not a resolver")
+        for resolver in resolvers:
+            if not isinstance(resolver, ClusterResolver):
+                raise TypeError(f"a union is made of resolvers, and {resolver!r} is not a resolver")
         self._resolvers = resolvers
         self._rpc_layer = rpc_layer
         self._task_type = task_type
@@ -61,11 +61,11 @@ class UnionResolver(ClusterResolver):
           KeyError: a job is sparse in one resolver, and two resolvers have a task of this job with
             the same index.
         """
-        found: dict[str, list[list[str] | dict[int, str]]] = {}
+        tasks_by_job: dict[str, list[list[str] | dict[int, str]]] = {}
         for resolver in self._resolvers:
             for job, tasks in resolver.cluster_spec().as_dict().items():
-                found.setdefault(job, []).append(tasks or [])
-        return ClusterSpec({job: _merged(job, parts) for job, parts in found.items()})
+                tasks_by_job.setdefault(job, []).append(tasks or [])
+        return ClusterSpec({job: _merged(job, parts) for job, parts in tasks_by_job.items()})
 
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None

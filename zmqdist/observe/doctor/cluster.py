@@ -31,7 +31,7 @@ CHILD_FDS: Final = 5
 pidfd, a connection, and a spare one."""
 
 
-def descriptors_wanted(config: ClusterConfig) -> int:
+def descriptors_needed(config: ClusterConfig) -> int:
     """Return the number of file descriptors that the most demanding process of a cluster needs,
     which is the launcher or a worker."""
     workers = config.jobs.worker or WorkerJob(count=1)

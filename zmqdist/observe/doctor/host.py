@@ -42,17 +42,17 @@ PROXIES: Final = (
 )
 
 
-def examine(descriptors_wanted: int = DESCRIPTORS_MIN) -> list[Finding]:
+def examine(descriptors_needed: int = DESCRIPTORS_MIN) -> list[Finding]:
     """Run all checks of this host.
 
     Args:
-      descriptors_wanted: number of file descriptors that the most demanding process of a cluster
+      descriptors_needed: number of file descriptors that the most demanding process of a cluster
         needs.
     """
     return [
         versions(),
         transport(port_probe.zmq_build()),
-        descriptors(descriptors_wanted),
+        descriptors(descriptors_needed),
         proc(),
         shared_memory(),
         memory(),
@@ -84,20 +84,20 @@ def transport(build: port_probe.ZmqBuild) -> Finding:
     return ok("ZeroMQ", f"{message} with CURVE")
 
 
-def descriptors(wanted: int) -> Finding:
+def descriptors(needed: int) -> Finding:
     """Check the limit of open file descriptors (`ulimit -n`), because each connection and each slot
     needs some of them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return ok("descriptors", f"{soft:,} may be open, {wanted:,} are enough")
-    raisable = hard == resource.RLIM_INFINITY or hard >= wanted
-    advice = f"`ulimit -n {wanted}` in the shell that starts it"
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return ok("descriptors", f"{soft:,} may be open, {needed:,} are enough")
+    raisable = hard == resource.RLIM_INFINITY or hard >= needed
+    advice = f"`ulimit -n {needed}` in the shell that starts it"
     if not raisable:
         advice += (
             f"; the hard limit is {hard}, so an administrator has to raise that first (limits.conf)"
         )
-    make_finding = problem if wanted > DESCRIPTORS_MIN else warning
-    return make_finding("descriptors", f"{soft:,} may be open, {wanted:,} are wanted", advice)
+    make_finding = problem if needed > DESCRIPTORS_MIN else warning
+    return make_finding("descriptors", f"{soft:,} may be open, {needed:,} are wanted", advice)
 
 
 def proc() -> Finding:
@@ -137,7 +137,7 @@ def shared_memory() -> Finding:
         pattern = os.urandom(8)
         os.pwrite(fd, pattern, 0)
         command = [sys.executable, "-I", "-c", _READ_THROUGH_PROC, f"/proc/{os.getpid()}/fd/{fd}"]
-        done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False)
+        process = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return warning(
             "shared memory",
@@ -146,9 +146,9 @@ def shared_memory() -> Finding:
         )
     finally:
         os.close(fd)
-    if done.stdout == pattern:
+    if process.stdout == pattern:
         return ok("shared memory", "a child could open memory of this process")
-    reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    reason = process.stderr.decode(errors="replace").strip().rpartition("\n")[2]
     return warning(
         "shared memory",
         f"a child could not open memory of this process ({reason}): {slower}",

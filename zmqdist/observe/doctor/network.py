@@ -60,13 +60,13 @@ def examine_server(
 ) -> Address:
     """Check an address at which a server should be running now."""
     subject = subject or address
-    seen = port_probe.probe(address, timeout_s)
+    result = port_probe.probe(address, timeout_s)
     examined = (
-        _identify(subject, address, seen, credentials, timeout_s)
-        if seen.failure is None
-        else Address([problem(subject, *port_probe.explain_failure(address, seen, timeout_s))])
+        _identify(subject, address, result, credentials, timeout_s)
+        if result.failure is None
+        else Address([problem(subject, *port_probe.explain_failure(address, result, timeout_s))])
     )
-    examined.findings += _loopback_name(address, seen)
+    examined.findings += _loopback_name(address, result)
     return examined
 
 
@@ -80,25 +80,25 @@ def examine_planned(
         split(address)
     except errors.InvalidArgumentError as error:
         return Address([problem(subject, error.message, "correct the address of this task")])
-    seen = port_probe.probe(address, timeout_s)
-    examined = _examine_probed(subject, address, seen, credentials, timeout_s)
-    examined.findings += _loopback_name(address, seen)
+    result = port_probe.probe(address, timeout_s)
+    examined = _examine_probed(subject, address, result, credentials, timeout_s)
+    examined.findings += _loopback_name(address, result)
     return examined
 
 
 def _examine_probed(
-    subject: str, address: str, seen: ProbeResult, credentials: Credentials, timeout_s: float
+    subject: str, address: str, result: ProbeResult, credentials: Credentials, timeout_s: float
 ) -> Address:
     host, port = split(address)
-    if seen.failure is None:
-        return _identify(subject, address, seen, credentials, timeout_s)
+    if result.failure is None:
+        return _identify(subject, address, result, credentials, timeout_s)
     if (
-        not seen.ip_address
-        or seen.rejection is not None
-        or not isinstance(seen.failure, ConnectionRefusedError)
+        not result.ip_address
+        or result.rejection is not None
+        or not isinstance(result.failure, ConnectionRefusedError)
     ):
-        return Address([problem(subject, *port_probe.explain_failure(address, seen, timeout_s))])
-    if not port_probe.is_local_address(seen.ip_address):
+        return Address([problem(subject, *port_probe.explain_failure(address, result, timeout_s))])
+    if not port_probe.is_local_address(result.ip_address):
         return Address(
             [
                 warning(
@@ -109,9 +109,11 @@ def _examine_probed(
             ]
         )
     try:
-        with socket.socket(socket.AF_INET6 if ":" in seen.ip_address else socket.AF_INET) as probe:
+        with socket.socket(
+            socket.AF_INET6 if ":" in result.ip_address else socket.AF_INET
+        ) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((seen.ip_address, port))
+            probe.bind((result.ip_address, port))
     except OSError as error:
         advice = (
             "take a port from 1024 on"
@@ -130,38 +132,38 @@ def _examine_probed(
     return Address([ok(subject, f"{address} belongs to this host and is free")])
 
 
-def _loopback_name(address: str, seen: ProbeResult) -> list[Finding]:
+def _loopback_name(address: str, result: ProbeResult) -> list[Finding]:
     """Return a finding if this host resolves a name to a loopback address. Some systems write their
     own name with such an address into /etc/hosts.
     """
     host, _ = split(address)
-    if not is_name(host) or not is_loopback(seen.ip_address):
+    if not is_name(host) or not is_loopback(result.ip_address):
         return []
     return [
         warning(
             f"name {host}",
-            f"the name {host} is {seen.ip_address} here: only this host can reach a server "
+            f"the name {host} is {result.ip_address} here: only this host can reach a server "
             f"that binds it",
-            f"take {host} out of the line of {seen.ip_address} in /etc/hosts, or write the "
+            f"take {host} out of the line of {result.ip_address} in /etc/hosts, or write the "
             f"address or an interface instead",
         )
     ]
 
 
 def _identify(
-    subject: str, address: str, seen: ProbeResult, credentials: Credentials, timeout_s: float
+    subject: str, address: str, result: ProbeResult, credentials: Credentials, timeout_s: float
 ) -> Address:
     """Check the server at an address that accepts connections: what kind of server it is, and
     whether it admits this process."""
     _, port = split(address)
     owner = (
-        port_probe.port_owner(seen.ip_address, port)
-        if port_probe.is_local_address(seen.ip_address)
+        port_probe.port_owner(result.ip_address, port)
+        if port_probe.is_local_address(result.ip_address)
         else None
     )
-    if seen.mechanism is None:
+    if result.mechanism is None:
         return Address([_silent(subject, owner)])
-    if not seen.mechanism:
+    if not result.mechanism:
         return Address(
             [
                 problem(
@@ -172,7 +174,7 @@ def _identify(
             ]
         )
     failed: errors.OpError | None = None
-    for key in (b"", *(listening_keys(credentials) if seen.mechanism == "CURVE" else [])):
+    for key in (b"", *(listening_keys(credentials) if result.mechanism == "CURVE" else [])):
         try:
             client = client_of(address, credentials, key)
         except errors.OpError as error:
@@ -206,7 +208,7 @@ def _identify(
                         )
                     )
         return Address(
-            [*_described(subject, info, rtt_s, clock_ahead_s, seen.mechanism), *more], info
+            [*_described(subject, info, rtt_s, clock_ahead_s, result.mechanism), *more], info
         )
     assert failed is not None
     return Address([_refused(subject, failed, owner, timeout_s)])
@@ -285,22 +287,22 @@ def _data_ports(
     def examine(worker: Mapping[str, Any]) -> Finding | None:
         name, address = worker["name"], worker["address"]
         try:
-            seen = port_probe.probe(address, timeout_s)
+            result = port_probe.probe(address, timeout_s)
         except errors.InvalidArgumentError as error:
             return problem(
                 f"data port of {name}", error.message, "restart this worker with --advertise"
             )
         subject = f"data port of {printable(name)} {printable(address)}"
-        if not on_loopback and is_loopback(seen.ip_address):
+        if not on_loopback and is_loopback(result.ip_address):
             return problem(
                 subject,
                 "its address is on loopback, where only processes of its own host reach it",
                 "start it with --host and an address or interface that other hosts reach, or "
                 "with --advertise",
             )
-        if seen.failure is None:
+        if result.failure is None:
             return None
-        message, advice = port_probe.explain_failure(address, seen, timeout_s)
+        message, advice = port_probe.explain_failure(address, result, timeout_s)
         return warning(
             subject, f"{message}; large results will pass through the dispatcher", advice
         )

@@ -67,7 +67,7 @@ class BarrierGate:
     def __init__(self, members: Iterable[Task]) -> None:
         self._members = list(members)
         self._waiting: dict[Task, Answer] = {}
-        self._ended: dict[Task, str] = {}
+        self._end_reasons: dict[Task, str] = {}
         self._broken: tuple[int, str] | None = None
         self._lock = threading.Lock()
 
@@ -86,42 +86,42 @@ class BarrierGate:
                 self._broken = (errors.DEADLINE_EXCEEDED, text)
                 self._fail(*self._broken)
 
-    def started(self, task: Task) -> None:
+    def admit(self, task: Task) -> None:
         """Record that a task has started, for the first time or again. A barrier that failed
         because the task had ended can be used again, because the task may arrive now."""
         with self._lock:
-            self._ended.pop(task, None)
+            self._end_reasons.pop(task, None)
             self._broken = None
 
-    def gone(self, task: Task, why: str | None) -> None:
+    def dismiss(self, task: Task, why: str | None) -> None:
         """Record that a task does not wait at the barrier any more. If `why` is given, it is the
         reason why the task can never arrive, and all waiting tasks get an error."""
         with self._lock:
             self._waiting.pop(task, None)
             if why is not None and task in self._members:
-                self._ended.setdefault(task, why)
+                self._end_reasons.setdefault(task, why)
                 if self._waiting:
                     self._fail(errors.ABORTED, self._hopeless())
 
     def _arrive(self, task: Task, answer: Answer) -> None:
         if task not in self._members:
-            known = ", ".join(map(named, self._members))
+            members = ", ".join(map(named, self._members))
             answer(
                 "fail",
                 [
                     errors.INVALID_ARGUMENT,
-                    f"{named(task)} is not one of the barrier's tasks: {known}",
+                    f"{named(task)} is not one of the barrier's tasks: {members}",
                 ],
             )
         elif self._broken is not None:
             answer("fail", list(self._broken))
-        elif self._ended.keys() - {task}:
+        elif self._end_reasons.keys() - {task}:
             answer("fail", [errors.ABORTED, self._hopeless()])
         else:
             self._waiting[task] = answer
             if len(self._waiting) == len(self._members):
-                for number, each in enumerate(self._waiting.values()):
-                    each("pass", number)
+                for number, reply in enumerate(self._waiting.values()):
+                    reply("pass", number)
                 self._waiting.clear()
 
     def _fail(self, code: int, text: str) -> None:
@@ -135,7 +135,7 @@ class BarrierGate:
 
     def _hopeless(self) -> str:
         return "the barrier cannot be complete any more: " + "; ".join(
-            f"{named(task)} {why}" for task, why in self._ended.items()
+            f"{named(task)} {why}" for task, why in self._end_reasons.items()
         )
 
 

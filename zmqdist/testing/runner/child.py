@@ -50,10 +50,10 @@ def main() -> int:
             (_, facts), payloads = pipe.receive()
         except EOFError:
             return 0
-        done = _run(pipe, facts["module"], payloads)
+        succeeded = _run(pipe, facts["module"], payloads)
         sys.stdout.flush()
         if facts["last"]:
-            return 0 if done else 1
+            return 0 if succeeded else 1
 
 
 def _end_with_parent(lifeline: int) -> None:

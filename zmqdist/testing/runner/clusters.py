@@ -42,15 +42,19 @@ def reserved(tasks: dict[str, int]) -> ReservedCluster:
     for job, count in tasks.items():
         if not isinstance(count, int) or count < 0:
             raise ValueError(f"a cluster has 0 or more tasks of {job}, not {count!r}")
-    held: list[int] = []
+    descriptors: list[int] = []
     try:
         cluster = ReservedCluster(
-            {job: [_reserve(held) for _ in range(count)] for job, count in tasks.items() if count}
+            {
+                job: [_reserve(descriptors) for _ in range(count)]
+                for job, count in tasks.items()
+                if count
+            }
         )
     except BaseException:
-        _let_go(held)
+        _let_go(descriptors)
         raise
-    weakref.finalize(cluster, _let_go, held)
+    weakref.finalize(cluster, _let_go, descriptors)
     return cluster
 
 
@@ -75,17 +79,17 @@ def create_cluster_spec(
     )
 
 
-def _reserve(held: list[int]) -> str:
+def _reserve(descriptors: list[int]) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as free:
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         free.bind(("127.0.0.1", 0))
-        held.append(os.dup(free.fileno()))
+        descriptors.append(os.dup(free.fileno()))
         return f"localhost:{free.getsockname()[1]}"
 
 
-def _let_go(held: list[int]) -> None:
-    while held:
-        os.close(held.pop())
+def _let_go(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())
 
 
 # -- clusters in this process ----------------------------------------------------------------------

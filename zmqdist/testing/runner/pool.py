@@ -119,7 +119,7 @@ class MultiProcessPoolRunner:
                 self._start()
             for task in self._processes:
                 # record all starts before any task can arrive at the barrier
-                self._crew.gate.started(task)
+                self._crew.gate.admit(task)
             for process in self._processes.values():
                 with contextlib.suppress(OSError):  # the process has ended, which `on_exit` reports
                     work.send(process.pipe, last=False)
@@ -191,7 +191,7 @@ class MultiProcessPoolRunner:
                 if outcome is None:
                     self._lost(process, outcomes)
                 outcomes[process.task] = outcome
-                self._crew.gate.gone(process.task, outcome.why)
+                self._crew.gate.dismiss(process.task, outcome.why)
         except Empty:
             self._late(outcomes)
         except BaseException:  # for example Ctrl-C, after which no caller waits for the functions
@@ -225,7 +225,7 @@ class MultiProcessPoolRunner:
 
 def _result(outcomes: dict[Task, PoolOutcome]) -> MultiProcessRunnerResult:
     return MultiProcessRunnerResult(
-        [each.value for each in outcomes.values() if each.value is not None], []
+        [outcome.value for outcome in outcomes.values() if outcome.value is not None], []
     )
 
 

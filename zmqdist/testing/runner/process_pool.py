@@ -92,12 +92,12 @@ class PoolWork:
             inner = inner.func
         module = sys.modules.get(getattr(inner, "__module__", None) or "")
         path = getattr(module, "__file__", None)
-        found = (
+        module_file = (
             None
             if module is None or path is None or module.__name__ == "__main__"
             else (module.__name__, path)
         )
-        return cls([trusted.pack_function(fn), *parts], found)
+        return cls([trusted.pack_function(fn), *parts], module_file)
 
     def send(self, pipe: TaskPipe, last: bool) -> None:
         """Send the function to a process. With `last`, the process ends after this function."""
@@ -163,7 +163,7 @@ class ProcessCrew:
         on_outcome: Callable[[TaskProcess, PoolOutcome], object],
         on_exit: Callable[[TaskProcess], object],
     ) -> None:
-        self._given = cluster
+        self._cluster = cluster
         self._spec = checked_cluster(cluster)
         self._rpc_layer = rpc_layer
         self._share_gpu = share_gpu
@@ -188,7 +188,7 @@ class ProcessCrew:
         """
         environment = {**os.environ, "TF_CONFIG": self.tf_config(task, cluster), **self._gpus(task)}
         ours, theirs = BlockingPipe.pair(TASK_CODEC)
-        self.gate.started(task)
+        self.gate.admit(task)
         with self._lock:
             # the process may end before it is in the table, so `_exited` waits for this lock
             if self._children is None:
@@ -279,7 +279,9 @@ class ProcessCrew:
             for work in works:
                 work.send(process.pipe, last)
         self.listen(
-            process.task, process.pipe, lambda *said: self._on_outcome(process, _outcome(*said))
+            process.task,
+            process.pipe,
+            lambda *message: self._on_outcome(process, _outcome(*message)),
         )
 
     def _wrote(self, prefix: str, line: str) -> None:

@@ -139,7 +139,7 @@ class MultiProcessRunner:
         self._overran: list[Task] = []
         self._timers: list[threading.Timer] = []
         self._lines: list[str] = []
-        self._started = False
+        self._start_called = False
         self._joined = False
 
     # -- starting ----------------------------------------------------------------------------------
@@ -181,16 +181,16 @@ class MultiProcessRunner:
         """
         me = (as_task_type, as_task_id)
         if me not in self._crew.tasks:
-            raise ValueError(f"{named(me)} is not in this cluster; it has {self._known()}")
+            raise ValueError(f"{named(me)} is not in this cluster; it has {self._task_names()}")
         self._start_all_but(me)
         try:
             with self._being(me):
                 self._fn(*self._args, **self._kwargs)
         except BaseException as error:
-            self._crew.gate.gone(me, PoolOutcome(error=error).why)
+            self._crew.gate.dismiss(me, PoolOutcome(error=error).why)
             self.terminate_all()
             raise
-        self._crew.gate.gone(me, PoolOutcome().why)
+        self._crew.gate.dismiss(me, PoolOutcome().why)
 
     def start_single_process(
         self,
@@ -236,19 +236,19 @@ class MultiProcessRunner:
                 raise ValueError(f"{named(task)} cannot be started: this runner was joined")
             if self.process_exists(*task):
                 raise ValueError(f"{named(task)} is running already; terminate it first")
-            self._started = True
+            self._start_called = True
             self._start_task(task, work, cluster)
 
     def _start_all_but(self, me: Task | None) -> None:
         with self._changed:
             if self._joined:
                 raise ValueError("this runner was joined: make a new one")
-            if self._started:
+            if self._start_called:
                 raise ValueError(
                     "this runner was started already; start_single_process adds a task"
                 )
             work = PoolWork.of(self._fn, self._args, self._kwargs)
-            self._started = True
+            self._start_called = True
             try:
                 for task in self._crew.tasks:
                     if task != me:
@@ -304,7 +304,7 @@ class MultiProcessRunner:
         with self._changed:
             process = self._processes.get(task)
             if process is None:
-                raise ValueError(f"{named(task)} was not started; there are: {self._known()}")
+                raise ValueError(f"{named(task)} was not started; there are: {self._task_names()}")
             if process in self._running:
                 self._terminated.add(process)
                 self._crew.signal([process], signal.SIGKILL)
@@ -352,7 +352,7 @@ class MultiProcessRunner:
         with self._changed:
             if self._joined:
                 raise ValueError("this runner was joined already")
-            if not self._started:
+            if not self._start_called:
                 raise ValueError("nothing to join: call start first")
             self._joined = True
         late: list[str] = []
@@ -467,7 +467,7 @@ class MultiProcessRunner:
         process = self._processes.get((task_type, task_id))
         return None if process is None else process.child.exit_code
 
-    def _known(self) -> str:
+    def _task_names(self) -> str:
         return ", ".join(map(named, {**dict.fromkeys(self._crew.tasks), **self._processes}))
 
     # -- callbacks of the crew, in its threads -----------------------------------------------------
@@ -483,14 +483,14 @@ class MultiProcessRunner:
             self._outcomes.pop(process.task, None)
             self._outcomes[process.task] = outcome
             if outcome.error is None or not self._auto_restart:
-                self._crew.gate.gone(process.task, outcome.why)
+                self._crew.gate.dismiss(process.task, outcome.why)
 
     def _exited(self, process: TaskProcess) -> None:
         task, code = process.task, process.child.exit_code
         with self._changed:
             self._running.discard(process)
             if code != 0 and self._auto_restart:
-                self._crew.gate.gone(task, None)
+                self._crew.gate.dismiss(task, None)
                 log.info("%s has ended and is restarted: %s", named(task), describe_exit(code or 0))
                 try:
                     self._start_task(task, *self._works[task])
@@ -499,15 +499,15 @@ class MultiProcessRunner:
                     # raises it.
                     self._outcomes[task] = PoolOutcome(error=error)
             else:
-                may_come = process in self._terminated
-                self._crew.gate.gone(
-                    task, None if may_come else f"has ended ({describe_exit(code or 0)})"
+                may_return = process in self._terminated
+                self._crew.gate.dismiss(
+                    task, None if may_return else f"has ended ({describe_exit(code or 0)})"
                 )
                 if task[0] == "chief":
-                    self._chief_ended()
+                    self._chief_exited()
             self._changed.notify_all()
 
-    def _chief_ended(self) -> None:
+    def _chief_exited(self) -> None:
         self._auto_restart = False
         if self._dependence_on_chief and self._running:
             self._after(self._chief_grace_s, self.terminate_all)
