@@ -106,6 +106,7 @@ def build(kind: type[_S], raw: Any, path: Path = (), *, text_keys: bool = False)
     if not isinstance(raw, dict):
         raise Mistake(path, f"expected a mapping of keys to values, got {displayed(raw)}")
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    # Unknown keys come first: a misspelt key would otherwise be reported as a missing one.
     for key in raw:
         if key not in fields:
             raise Mistake(
@@ -292,6 +293,8 @@ def _addresses(config: Config) -> Iterator[Mistake]:
         except ValueError as error:
             yield Mistake(path, f"bad address {displayed(address)}: {error}")
             continue
+        # A dispatcher may bind every interface and take a free port. Other tasks connect to a task
+        # at this address, so it must name a host and a port.
         is_task = path[1] != "dispatcher"
         if not host or (is_task and is_wildcard(host)):
             yield Mistake(path, f"bad address {displayed(address)}: it names no host")
@@ -356,6 +359,7 @@ def _ssh(config: Config) -> Iterator[Mistake]:
         return
     names = [entry if isinstance(entry, str) else entry.host for entry in hosts]
     for index, name in enumerate(names):
+        # two agents on one host would each give all of its slots
         if name in names[:index]:
             yield Mistake((*path, index), f"host {name} is listed twice", "write its slots once")
     slots = [None if isinstance(entry, str) else entry.slots for entry in hosts]

@@ -59,7 +59,7 @@ def validate_cluster_spec(
     if task_type not in JOBS:
         raise ValueError(f"there is no task type {task_type!r}; allowed are {', '.join(JOBS)}")
     if task_type not in spec.jobs:
-        if task_type == "evaluator":
+        if task_type == "evaluator":  # it runs beside the cluster
             return
         raise ValueError(
             f"task type {task_type!r} is not a job of the cluster; it has "

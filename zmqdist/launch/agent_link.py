@@ -267,6 +267,7 @@ class AgentLink:
         if isinstance(event, AgentClosing):
             self.answered_close.set()
             return
+        # no number is used twice, so an event belongs either to a request or to a role
         if (answer := self._requests.pop(event.order_id, None)) is not None:
             answer.put(event)
             return
@@ -305,6 +306,7 @@ class AgentLink:
         self.greeted.set()
         self.answered_close.set()
         self._orders.put(None)
+        # `None` wakes the callers that still wait for an answer
         for answer in answers:
             answer.put(None)
         self.on_end(self)

@@ -154,7 +154,7 @@ def _why_left_out(file: Path, root: Path, size: int, named: bool) -> str:
     is left out only if it is too large."""
     if size > CODE_FILE_BYTES_MAX:
         return f"above {CODE_FILE_BYTES_MAX // MIB} MiB"
-    if named:
+    if named:  # the user has chosen the file, so its name is no reason to leave it out
         return ""
     if file.suffix in _SECRET_SUFFIXES:
         return "a secret by its name"
@@ -196,6 +196,7 @@ def unpack(archive: bytes, digest: str, folder: Path) -> None:
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as opened:
             for entry in opened:
+                # the archive is of another host: no entry may lead out of the folder
                 parts = Path(entry.name).parts
                 if not entry.isreg() or not parts or entry.name.startswith("/") or ".." in parts:
                     raise DataLossError(

@@ -134,6 +134,7 @@ class Cluster:
         """
         check_count("count", count)
         client, grace_s = self._dispatcher_client(), duration("grace_s", grace_s)
+        # the launcher decides first, because it may refuse without any change
         decision = client.call(
             "scale", "worker", count, grace_s, force, timeout_s=CONNECT_S + DECIDED_S
         )
@@ -255,6 +256,7 @@ def running_cluster(file: str) -> ClusterConfig:
             f"{file}`"
         )
     if len(clusters) > 1:
+        # a file may be launched twice: never guess which of its clusters is meant
         targets = ", or ".join(map(_target_and_options, clusters))
         raise errors.FailedPreconditionError(
             f"{len(clusters)} clusters {name!r} run on this host: name one by its address, with "
@@ -300,6 +302,7 @@ class DispatcherClient:
             )
         except errors.DeadlineExceededError:
             raise self._silent() from None
+        # another zmqdist server, such as a task of a cluster, accepts the connection as well
         if not hasattr(self._client, "status_blocking"):
             self._client.close()
             problem = f"the server at {address} {IS_NO_DISPATCHER}: use the address that `zmqdist dispatcher` printed"

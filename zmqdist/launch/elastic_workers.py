@@ -123,6 +123,7 @@ class ElasticWorkers:
         ]
         reply: Future[machine.AcceptSize | machine.RefuseSize] = Future()
         with self._lock:
+            # `stop` takes the same lock, so that no request comes after the last event
             if self._shut_down:
                 raise errors.FailedPreconditionError("the cluster shuts down")
             self._requests += 1
@@ -256,7 +257,7 @@ class ElasticWorkers:
                 if self._retire(index):
                     try:
                         self._dispatcher.drain(WORKER, index, grace_s)
-                    except errors.OpError:
+                    except errors.OpError:  # the worker was lost meanwhile
                         self._events.put(machine.DrainFailed(index))
             case machine.StopWorker(index):
                 if self._retire(index):

@@ -374,6 +374,7 @@ class Elasticity:
         leaves = self._choose(len(self._held) - event.count, event.seen)
         refused = tuple(item.index for item in event.seen if item.index in leaves and item.refused)
         if refused and not event.force:
+            # P5, P8: nothing has changed yet, so the refused request has no effect
             return [RefuseSize(event.request, refused=refused)]
         self.wanted = event.count
         effects = [effect for index in leaves for effect in self._leave(index, event.grace_s, now)]
@@ -435,8 +436,10 @@ class Elasticity:
             return self._shrink(now)
         if self._backlog_since is None:
             self._backlog_since = now
+        # P7: workers that are starting may be enough for the work that waits
         if now - self._backlog_since < BACKLOG_S or self.starting:
             return []
+        # The size never shrinks here: `bounds.max` may have sunk below it with a lost host.
         slots = max((worker.slots for worker in registered), default=1)
         self.wanted = max(self.wanted, min(self.bounds.max, len(self._held) - (-backlog // slots)))
         return self._fill()
@@ -447,6 +450,7 @@ class Elasticity:
             return
         if figures.leases or figures.burden:
             worker.idle_since = None
+        # a worker that has ended work since the last figures was not idle all the time
         elif worker.idle_since is None or worker.done != figures.done:
             worker.idle_since = now
         worker.done = figures.done
@@ -485,7 +489,7 @@ class Elasticity:
 
     def _leave(self, index: int, grace_s: float, now: float) -> list[ElasticityEffect]:
         worker = self._held.pop(index)
-        if worker.failed:
+        if worker.failed:  # it has no process that could be told to leave
             return []
         self._leaving[index] = now + grace_s + LEAVE_MARGIN_S
         return [DrainWorker(index, grace_s) if worker.registered else StopWorker(index)]
@@ -496,10 +500,12 @@ class Elasticity:
             worker = self._held[index]
             worker.registered, worker.idle_since = False, None
             if event.restarts:
+                # the worker stays held, so that no other worker is started in its place (P3)
                 return []
             if not event.in_order:
                 worker.failed = True
                 return []
+            # An admin has drained the worker: do not start another one in its place.
             del self._held[index]
             self.wanted = max(self.bounds.min, self.wanted - 1)
         return self._fill()

@@ -1,11 +1,11 @@
-"""The launcher that starts roles on other hosts through host agents. `agent_hosts` lists the hosts of
-a cluster file, `HostSlots` places roles on them, `AgentPool` holds the connections to the agents,
-and `Hosts` is the `Launcher`.
+"""The launcher that starts roles on other hosts through host agents. `agent_hosts` lists the hosts
+of a cluster file, `HostSlots` places roles on them, `AgentPool` holds the connections to the
+agents, and `Hosts` is the `Launcher`.
 
 The pool is made before the dispatcher, because the pool knows the address at which the hosts reach
 the dispatcher. The pool also reserves the addresses of parameter servers before the first role
-starts. ssh, Slurm and Ray differ only in `AgentHost.open` (agent_stream.py), which starts the agent of a host and
-returns the byte stream to the agent.
+starts. ssh, Slurm and Ray differ only in `AgentHost.open` (agent_stream.py), which starts the agent
+of a host and returns the byte stream to the agent.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ ANY_PORT: Final = 9
 
 
 def agent_hosts(config: ClusterConfig) -> list[AgentHost] | None:
-    """Return the hosts whose agents start the roles of a cluster file. None means that the roles are
-    child processes of the launcher. This function starts no agent.
+    """Return the hosts whose agents start the roles of a cluster file. None means that the roles
+    are child processes of the launcher. This function starts no agent.
 
     Raises:
       NotFoundError: a program or package that the launcher needs is missing.
@@ -117,6 +117,7 @@ class HostSlots:
         """Return the host of a role. If the role has no place yet, choose one for it. Return None
         if no host has a free slot."""
         with self._lock:
+            # a role that has a place keeps it, so that it is restarted on its host
             if role not in self._hosts:
                 count = Counter(self._hosts.values())
                 free = [
@@ -225,6 +226,7 @@ class AgentPool:
             raise errors.UnavailableError(
                 f"no host has a free slot for {role}: raise the number of slots or of hosts"
             )
+        # Programs learn this address, so the role cannot move to another host later.
         self._reserved[role] = host
         return self.links[host].reserve(
             interface or self.hello(host).reached_at or LOOPBACK, port, ports
@@ -348,6 +350,7 @@ class Hosts:
         possible, the returned role ends at once, and its `tail` is the reason.
         """
         name = f"{config.job}:{config.index}"
+        # A stranded role gets no slot, because another role could use it.
         stranded = self.stranded(name)
         host = None if stranded else self._pool.slots.assign(name)
         order, problem = None, "no host has a free slot for it"
@@ -359,6 +362,7 @@ class Hosts:
         role = RemoteRole(name, host or "", on_line)
         with self._lock:
             self._running.add(role)
+        # R1: `on_exit` is called also for a role that could not be started
         if stranded:
             self._fail(role, ExitCode.REFUSED, stranded)
         elif host is None or order is None:
@@ -406,6 +410,7 @@ class Hosts:
     def link_closed(self, link: AgentLink) -> None:
         self._pool.slots.lose(link.host)
         if not self._closing:
+            # first, so that no restart is planned for which the hosts have no room any more
             self._on_lost()
             self._say(f"[{link.host}] is lost: {link.end_reason.partition(': ')[2]}")
 

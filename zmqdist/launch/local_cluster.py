@@ -372,6 +372,7 @@ class local_cluster(Cluster):
         reports = [report for report in self.dispatcher.drain_reports() if report.worker in leaving]
         if not force and any(report.losses for report in reports):
             raise errors.DrainRefusedError([report.to_dict() for report in reports])
+        # Lower the number first: a leaving worker is not one that the cluster is to have.
         self._workers = min(self._workers, count)
         for report in reports:
             with contextlib.suppress(errors.NotFoundError):  # the worker was lost meanwhile

@@ -97,6 +97,7 @@ class RoleFiles:
             f"{folder}/cluster.yaml": self._cluster_file(keys_dir),
         }
         paths = {KEYS_DIR_VARIABLE: keys_dir, CONFIG_ENV: f"{parent}/{folder}/cluster.yaml"}
+        # a role with keys must not use the token of its launcher
         own_variables = {
             name: value for name, value in environment.items() if name != TOKEN_FILE_VARIABLE
         }

@@ -87,6 +87,7 @@ def explain(exit_code: int, notes: str) -> str:
     Args:
       notes: the last lines of srun's standard error.
     """
+    # the first pattern wins, because the later ones are less specific
     for pattern, cause in _CAUSES:
         match = re.search(pattern, notes, re.IGNORECASE)
         if match is not None:

@@ -159,6 +159,7 @@ class Tasks:
     def _start(self, task: _Task) -> None:
         name = f"{task.config.job}:{task.config.index}"
         with self._lock:
+            # the timer of a restart may have fired just before `retire` or `close`
             if self._stopping or task.retired:
                 return
             self._tasks[name] = task
@@ -208,6 +209,7 @@ class Tasks:
             return
         how = stranded or (errors.describe_exit(role.exit_code or 0) if role.pid else role.tail)
         if job == "ps" and not restart:
+            # programs would wait for the variables of a ps that never returns
             self._on_ps_lost(
                 role.name, f"it ended ({how}), and `zmqdist launch` does not start it again"
             )

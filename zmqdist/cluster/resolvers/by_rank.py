@@ -114,6 +114,7 @@ class ResolverByRank(ClusterResolver):
         return self._own_task()[1]
 
     def _own_task(self) -> tuple[str | None, int | None]:
+        # If a user has set one of the two, the other one of the rank would name a wrong task.
         if (self._task_type, self._task_id) != (None, None):
             return self._task_type, self._task_id
         if self._launched is not None:

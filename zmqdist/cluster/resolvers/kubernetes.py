@@ -180,6 +180,7 @@ class KubernetesClusterResolver(ClusterResolver):
             phase = pod.status.phase
             if phase != "Running":
                 text = f'Pod "{pod.metadata.name}" is not running; phase: "{phase}"'
+                # a pod that has ended never runs again, so waiting would be in vain
                 raise (RuntimeError if phase in ("Failed", "Succeeded") else _NotYet)(text)
         expected = self._num_tasks.get(job, 1 if self._wait_s else 0)
         if len(pods) < expected or (job in self._num_tasks and len(pods) > expected):
@@ -197,6 +198,7 @@ class KubernetesClusterResolver(ClusterResolver):
             else:
                 pod_list = self._client.list_namespaced_pod(self._namespace, **bound)
         except Exception as error:
+            # 401 and 403 are the answers to a service account without this right
             if getattr(error, "status", None) not in (401, 403):
                 raise
             where = "all namespaces" if self._namespace is None else f"namespace {self._namespace}"

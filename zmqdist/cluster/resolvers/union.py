@@ -111,6 +111,7 @@ class UnionResolver(ClusterResolver):
 
 
 def _merged(job: str, parts: list[list[str] | dict[int, str]]) -> list[str] | dict[int, str]:
+    # the indices of sparse jobs have a meaning, those of dense jobs only count the tasks
     dense = [part for part in parts if isinstance(part, list)]
     if len(dense) == len(parts):
         return list(itertools.chain(*dense))

@@ -118,6 +118,7 @@ def proc() -> Finding:
 def shared_memory() -> Finding:
     """Check shared memory. A child process opens a memfd of this process, as processes of a cluster
     do."""
+    # shared memory that a user has switched off must not be tried
     if os.environ.get(POOL_VARIABLE) == "off":
         return warning(
             "shared memory",

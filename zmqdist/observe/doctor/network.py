@@ -174,6 +174,7 @@ def _identify(
             ]
         )
     failed: errors.OpError | None = None
+    # a worker has no server key: try the keys of workers as well
     for key in (b"", *(listening_keys(credentials) if result.mechanism == "CURVE" else [])):
         try:
             client = client_of(address, credentials, key)
@@ -294,6 +295,7 @@ def _data_ports(
             )
         subject = f"data port of {printable(name)} {printable(address)}"
         if not on_loopback and is_loopback(result.ip_address):
+            # other hosts work with this dispatcher, and would connect to themselves
             return problem(
                 subject,
                 "its address is on loopback, where only processes of its own host reach it",

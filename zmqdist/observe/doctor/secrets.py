@@ -31,6 +31,7 @@ def examine(credentials: Credentials) -> list[Finding]:
                 "make keys (zmqdist keygen DIR), or stay on 127.0.0.1",
             )
         ]
+    # the order of transport/security.py: an explicit token wins over the environment's keys
     folder = credentials.keys_dir or (
         None if credentials.token_file else os.environ.get(KEYS_DIR_VARIABLE)
     )

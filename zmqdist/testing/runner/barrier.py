@@ -98,6 +98,7 @@ class BarrierGate:
         reason why the task can never arrive, and all waiting tasks get an error."""
         with self._lock:
             self._waiting.pop(task, None)
+            # without a reason the task may come back: it was terminated, or is restarted
             if why is not None and task in self._members:
                 self._end_reasons.setdefault(task, why)
                 if self._waiting:
@@ -114,6 +115,7 @@ class BarrierGate:
                 ],
             )
         elif self._broken is not None:
+            # a task that comes late learns why the others have given up
             answer("fail", list(self._broken))
         elif self._end_reasons.keys() - {task}:
             answer("fail", [errors.ABORTED, self._hopeless()])
@@ -190,6 +192,7 @@ class Barrier:
                         raise errors.from_code(*facts)
                     log.warning("waiting at the barrier: %s", facts)
                 elif due is not None and time.monotonic() >= due:
+                    # the parent may have let all tasks pass just now, so its answer decides
                     self._pipe.send(("give up", None))
                     due = None
                 else:

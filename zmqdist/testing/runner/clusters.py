@@ -54,6 +54,7 @@ def reserved(tasks: dict[str, int]) -> ReservedCluster:
     except BaseException:
         _let_go(descriptors)
         raise
+    # runners refer to the dict, so the ports stay reserved as long as a runner needs them
     weakref.finalize(cluster, _let_go, descriptors)
     return cluster
 

@@ -399,6 +399,7 @@ class MultiProcessRunner:
     def _verdict(self, timeout: float | None, late: list[str]) -> MultiProcessRunnerResult:
         values = [outcome.value for outcome in self._outcomes.values() if outcome.value is not None]
         result = MultiProcessRunnerResult(values, self._lines)
+        # an error of a function says more than the time-out or exit code that it causes
         for outcome in self._outcomes.values():
             if outcome.error is not None:
                 outcome.error.mpr_result = result  # type: ignore[attr-defined]
@@ -480,6 +481,7 @@ class MultiProcessRunner:
 
     def _reported(self, process: TaskProcess, outcome: PoolOutcome) -> None:
         with self._changed:
+            # a restarted task moves to the end, because `join` raises the error that arrived first
             self._outcomes.pop(process.task, None)
             self._outcomes[process.task] = outcome
             if outcome.error is None or not self._auto_restart:
