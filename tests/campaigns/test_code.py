@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.launched import FILE, Launched
+from tests.launch.helpers import FILE, Launched
 
 pytestmark = [
     pytest.mark.timeout(120),

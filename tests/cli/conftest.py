@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
-from tests.cli.running import Terminal
+from tests.cli.helpers import Terminal
 
 Open = Callable[..., Terminal]
 

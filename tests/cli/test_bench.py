@@ -9,7 +9,7 @@ import json
 import pytest
 
 from tests.cli.conftest import Open
-from tests.cli.running import run_here
+from tests.cli.helpers import run_here
 from zmqdist.observe import bench
 from zmqdist_cli.main import main
 

@@ -19,8 +19,9 @@ import pytest
 
 import zmqdist as zd
 from tests.cli.conftest import Open
-from tests.cli.running import eventually, run_here
+from tests.cli.helpers import run_here
 from tests.cli.test_failures import assert_one_line
+from tests.launch.helpers import eventually
 from zmqdist import errors
 from zmqdist.launch.exit_codes import ExitCode
 from zmqdist.rpc import ZmqServer

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import PATIENCE_S, run_here
+from tests.cli.helpers import PATIENCE_S, run_here
 from zmqdist.launch.exit_codes import ExitCode
 
 FILE = """

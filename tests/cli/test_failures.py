@@ -16,7 +16,7 @@ import click
 import pytest
 
 import zmqdist as zd
-from tests.cli.running import run, run_here
+from tests.cli.helpers import run, run_here
 from zmqdist import errors
 from zmqdist.launch.exit_codes import ExitCode
 from zmqdist.launch.folders import RunFolder, write_private

@@ -8,7 +8,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from tests.cli.running import run
+from tests.cli.helpers import run
 from zmqdist import __version__
 from zmqdist.launch.exit_codes import ExitCode
 from zmqdist_cli.main import COMMANDS, cli

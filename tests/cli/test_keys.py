@@ -11,7 +11,7 @@ import pytest
 
 import zmqdist as zd
 from tests.cli.conftest import Open
-from tests.cli.running import run, run_here
+from tests.cli.helpers import run, run_here
 from tests.ports import free_address
 from zmqdist import errors
 from zmqdist.launch.exit_codes import ExitCode

@@ -12,8 +12,9 @@ import pytest
 
 import zmqdist as zd
 from tests.cli.conftest import Open
-from tests.cli.running import PATIENCE_S, eventually, run_here
+from tests.cli.helpers import PATIENCE_S, run_here
 from tests.cli.test_failures import assert_one_line
+from tests.launch.helpers import eventually
 from tests.ports import free_address
 from zmqdist.launch.exit_codes import ExitCode
 from zmqdist_cli.main import main

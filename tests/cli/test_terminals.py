@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Open, start_worker
-from tests.cli.running import Terminal, eventually, run, run_here, status
+from tests.cli.helpers import Terminal, run, run_here, status
+from tests.launch.helpers import eventually
 from zmqdist.coordinator import ClusterCoordinator
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tests.engines.slurm_cluster import SlurmCluster
 from tests.engines.ssh_hosts import SshNetwork, left_on
-from tests.launch.launched import BUSY, FILE, Launched, eventually
+from tests.launch.helpers import BUSY, FILE, Launched, eventually
 
 HOSTS = ("a", "b", "c")
 NODES = ("n1", "n2")

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns.hosts import READY_S, Host, Network
-from tests.launch.launched import eventually
+from tests.launch.helpers import eventually
 
 SSHD = "/usr/sbin/sshd"
 HEAD = "head"

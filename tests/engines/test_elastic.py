@@ -18,7 +18,7 @@ import pytest
 from tests.engines.slurm_cluster import LOGIN, SlurmCluster
 from tests.engines.ssh_hosts import SshNetwork, left_on
 from tests.engines.test_slurm import Commands
-from tests.launch.launched import Launched, eventually, read
+from tests.launch.helpers import Launched, eventually, read
 
 HOSTS = ("a", "b", "c")
 NODES = ("n1", "n2")

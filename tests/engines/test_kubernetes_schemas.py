@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.manifests import documents
+from tests.launch.helpers import documents
 from tests.launch.test_kubernetes import FULL, IMAGE, JOBS, TOP
 from zmqdist.cluster import ClusterConfig
 from zmqdist.launch.kubernetes import render

@@ -25,7 +25,7 @@ import pytest
 
 from tests.helpers import trained_accuracy
 from tests.launch.conformance import CHECKS
-from tests.launch.launched import eventually, read
+from tests.launch.helpers import eventually, read
 from zmqdist import limits
 
 pytest.importorskip("ray", reason="needs pip install zmqdist[engines]")

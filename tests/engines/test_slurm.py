@@ -20,7 +20,7 @@ import pytest
 from tests.engines.slurm_cluster import LOGIN, SlurmCluster
 from tests.helpers import trained_accuracy
 from tests.launch.conformance import CHECKS
-from tests.launch.launched import eventually
+from tests.launch.helpers import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = ("n1", "n2")

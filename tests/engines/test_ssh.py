@@ -20,7 +20,7 @@ from tests.campaigns.hosts import Host
 from tests.engines.ssh_hosts import SshNetwork, left_on
 from tests.helpers import trained_accuracy
 from tests.launch.conformance import CHECKS
-from tests.launch.launched import BUSY, FILE, Launched, eventually, read
+from tests.launch.helpers import BUSY, FILE, Launched, eventually, read
 from zmqdist._version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -27,7 +27,7 @@ from unittest import mock
 
 import msgspec
 
-from tests.launch.launched import eventually
+from tests.launch.helpers import eventually
 from zmqdist import DispatchServer
 from zmqdist.cluster import ClusterConfig
 from zmqdist.cluster.file_sections import RuntimeConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.launched import Launched
+from tests.launch.helpers import Launched
 
 
 @pytest.fixture

@@ -15,8 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.agents import ON_PIPES, ROOT, agent_of, pipe_host, pipe_hosts
-from tests.launch.launched import BUSY, FILE, UNTIL_TOLD, Launched, eventually
+from tests.launch.helpers import (
+    BUSY,
+    FILE,
+    ON_PIPES,
+    ROOT,
+    UNTIL_END_FILE,
+    Launched,
+    agent_of,
+    eventually,
+    pipe_host,
+    pipe_hosts,
+)
 from zmqdist import errors
 from zmqdist._version import __version__
 from zmqdist.launch.agent import agent_command
@@ -70,7 +80,7 @@ def gone(folders: Iterable[Path]) -> bool:
 
 @pytest.mark.killed("hosts")
 def test_killed_worker_returns_to_its_host(launch: Launcher) -> None:
-    job = launch(UNTIL_TOLD, run=ON_PIPES)
+    job = launch(UNTIL_END_FILE, run=ON_PIPES)
     job.saw("it runs")
     before = job.worker(1)
     os.kill(before, signal.SIGKILL)
@@ -82,7 +92,7 @@ def test_killed_worker_returns_to_its_host(launch: Launcher) -> None:
 
 
 def test_worker_of_killed_agent_moves_to_other_host(launch: Launcher) -> None:
-    job = launch(UNTIL_TOLD, run=ON_PIPES)
+    job = launch(UNTIL_END_FILE, run=ON_PIPES)
     job.saw("it runs")
     before = job.worker(1)
     agents = job.agents()
@@ -184,7 +194,7 @@ def test_ps_keeps_port_and_ends_with_host() -> None:
 def test_ps_of_lost_host_reported_once_with_remedy(
     launch: Launcher,
 ) -> None:
-    job = launch(UNTIL_TOLD, run=ON_PIPES, file=WITH_PS)
+    job = launch(UNTIL_END_FILE, run=ON_PIPES, file=WITH_PS)
     job.saw("it runs")
     os.kill(agent_of(job.task("ps", 0)), signal.SIGKILL)
     line = job.saw("[ps-0@")

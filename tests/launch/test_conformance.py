@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.launch.agents import pipe_hosts
 from tests.launch.conformance import CHECKS, Rig
+from tests.launch.helpers import pipe_hosts
 from zmqdist.cluster import ClusterConfig
 
 CONFIG = ClusterConfig.from_dict({"name": "c", "program": ["x"], "jobs": {"worker": {"count": 4}}})

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import zmqdist as zd
-from tests.launch.launched import FILE, UNTIL_TOLD, Launched, eventually
+from tests.launch.helpers import FILE, UNTIL_END_FILE, Launched, eventually
 from tests.ports import free_address
 from zmqdist import errors
 from zmqdist.launch.connection import Cluster
@@ -207,7 +207,7 @@ def test_invalid_size_is_refused(local: zd.local_cluster, count: object) -> None
 
 def test_launched_cluster_found_by_file(launch: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     job = launch(
-        UNTIL_TOLD, file=FILE.replace("count: 2", "count: 1") + "security: {results: safe}\n"
+        UNTIL_END_FILE, file=FILE.replace("count: 2", "count: 1") + "security: {results: safe}\n"
     )
     job.saw("it runs")
     monkeypatch.setenv("TMPDIR", str(job.temporary))

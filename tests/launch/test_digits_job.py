@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.launched import Launched
+from tests.launch.helpers import Launched
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import zmqdist as zd
-from tests.launch.launched import Launched
+from tests.launch.helpers import Launched
 from zmqdist.launch import folders
 from zmqdist.launch.folders import OWNER, RunFolder, folders_in_use, remove_left_behind
 

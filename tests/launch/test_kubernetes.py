@@ -14,8 +14,8 @@ import kubernetes.client
 import pytest
 import yaml
 
-from tests.cli.running import run_here
-from tests.launch.manifests import Pods, documents, named
+from tests.cli.helpers import run_here
+from tests.launch.helpers import Pods, documents, named
 from zmqdist.cluster import ClusterConfig
 from zmqdist.errors import ConfigError
 from zmqdist.launch.kubernetes import render, secret_command

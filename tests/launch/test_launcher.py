@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.launched import BUSY, FILE, Launched, eventually
+from tests.launch.helpers import BUSY, FILE, Launched, eventually
 from zmqdist import DispatchServer, errors
 from zmqdist.cluster import ClusterConfig
 from zmqdist.launch.launcher import launch as launch_here

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
-from tests.launch.launched import eventually
+from tests.launch.helpers import eventually
 from tests.scheduling.work import begun, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator

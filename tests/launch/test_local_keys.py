@@ -9,8 +9,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.cli.running import run_here
-from tests.launch.launched import UNTIL_TOLD, Launched, eventually
+from tests.cli.helpers import run_here
+from tests.launch.helpers import UNTIL_END_FILE, Launched, eventually
 from zmqdist.cluster import ClusterConfig
 
 FILE = """
@@ -27,7 +27,7 @@ program: python program.py
 def test_children_have_keys_of_their_own(
     launch: Callable[..., Launched],
 ) -> None:
-    job = launch(UNTIL_TOLD, file=FILE)
+    job = launch(UNTIL_END_FILE, file=FILE)
     job.saw("it runs")
     (path,) = job.temporary.glob("zmqdist-*/cluster.yaml")
     runtime = ClusterConfig.load(str(path), runtime_allowed=True).runtime

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.launched import stop
+from tests.launch.helpers import stop
 from tests.transport.helpers import until
 from tests.zygote import slots_zygote
 from zmqdist.process.bound_children import BoundChild, BoundChildren

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.launch.launched import eventually, read
+from tests.launch.helpers import eventually, read
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.process.zygote import NAME
 

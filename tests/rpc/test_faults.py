@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.launch.launched import stop
+from tests.launch.helpers import stop
 from tests.rpc.helpers import Hosted, address_of, until
 from zmqdist import errors
 from zmqdist.limits import CHUNK_BYTES

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.coordination.helpers import until
-from tests.launch.launched import stop
+from tests.launch.helpers import stop
 from tests.ports import free_addresses
 from tests.tasks.tasks import Side, cluster, state_of
 from zmqdist.errors import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.testing.tasks import Bell
+from tests.testing.helpers import Bell
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.testing.tasks import ends, eventually, for_ever, me
+from tests.launch.helpers import eventually
+from tests.testing.helpers import ends, for_ever, me
 from zmqdist import errors
 from zmqdist.process import pipe
 from zmqdist.testing import (

@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.testing.tasks import Bell, ends, eventually, for_ever, me
+from tests.launch.helpers import eventually
+from tests.testing.helpers import Bell, ends, for_ever, me
 from zmqdist import errors
 from zmqdist.testing import (
     MultiProcessRunner,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import zmqdist as zd
-from tests.launch.launched import eventually
+from tests.launch.helpers import eventually
 from zmqdist.coordinator import ClusterCoordinator
 
 WITHIN_S = 30.0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
-from tests.launch.launched import eventually
+from tests.launch.helpers import eventually
 from tests.training.conftest import Cluster
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, get_current_worker_index

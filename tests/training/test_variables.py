@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.launch.launched import eventually
+from tests.launch.helpers import eventually
 from tests.scheduling.work import begun, go, until, waits
 from tests.training.conftest import Cluster
 from zmqdist import errors, optimizers

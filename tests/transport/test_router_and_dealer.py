@@ -20,7 +20,7 @@ import pytest
 import zmq
 
 import zmqdist as zd
-from tests.launch.launched import stop
+from tests.launch.helpers import stop
 from tests.transport.helpers import Dialled, Served, until
 from zmqdist.background import wait_finished
 from zmqdist.errors import (

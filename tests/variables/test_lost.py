@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.launch.launched import stop
+from tests.launch.helpers import stop
 from tests.variables.conftest import PROGRAM, SESSION, Make
 from tests.variables.middle import Wire
 from zmqdist import limits

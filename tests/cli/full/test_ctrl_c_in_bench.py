@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.cli.running import eventually
+from tests.launch.helpers import eventually
 
 pytestmark = pytest.mark.timeout(300)  # on a busy machine the last phase begins after a minute
 

@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 from tests.cli.conftest import Open, start_worker
-from tests.cli.running import Terminal, eventually, run, workers
+from tests.cli.helpers import Terminal, run, workers
+from tests.launch.helpers import eventually
 from zmqdist.coordinator import ClusterCoordinator
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.launch.launched import FILE, Launched
+from tests.launch.helpers import FILE, Launched
 from zmqdist import blas_threads
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.scheduling.shared.config import WorkerConfig

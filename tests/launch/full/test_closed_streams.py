@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.launched import FILE, LAUNCH
+from tests.launch.helpers import FILE, LAUNCH
 
 PROGRAM = """
 import os, sys

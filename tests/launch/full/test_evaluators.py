@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.launch.launched import FILE, Launched, eventually
+from tests.launch.helpers import FILE, Launched, eventually
 
 Launcher = Callable[..., Launched]
 
@@ -15,7 +15,7 @@ Launcher = Callable[..., Launched]
 WITH_PS = FILE.replace("worker: {count: 2}", "worker: {count: 1}\n  ps: {count: 2}")
 
 
-UNTIL_TOLD = """
+UNTIL_END_FILE = """
     import pathlib, signal, threading
     print("it runs", flush=True)
     while not pathlib.Path("end").exists():
@@ -96,7 +96,7 @@ def test_endless_evaluator_stopped_after_grace(launch: Launcher, tmp_path: Path)
 
 def test_failed_evaluator_ends_no_other_task(launch: Launcher, tmp_path: Path) -> None:
     (tmp_path / "evaluate.py").write_text("raise SystemExit(3)\n")
-    job = launch(UNTIL_TOLD, file=EVALUATOR)
+    job = launch(UNTIL_END_FILE, file=EVALUATOR)
     job.saw("[evaluator-0] ended (exit code 3); nothing is evaluated any more")
     (job.process_folder / "end").touch()
     assert job.ends() == 0, job.text
@@ -108,7 +108,7 @@ def test_signal_ends_evaluator_and_ps(launch: Launcher, tmp_path: Path) -> None:
     both = WITH_PS.replace(
         "ps: {count: 2}", "ps: {count: 2}\n  evaluator: {program: python evaluate.py}"
     )
-    job = launch(UNTIL_TOLD, file=both)
+    job = launch(UNTIL_END_FILE, file=both)
     job.saw("it runs")
     job.process.send_signal(signal.SIGTERM)
     assert job.ends() == 128 + signal.SIGTERM, job.text
@@ -124,7 +124,7 @@ def test_ps_and_evaluator_end_with_a_launcher_that_is_killed(
     both = WITH_PS.replace(
         "ps: {count: 2}", "ps: {count: 2}\n  evaluator: {program: python evaluate.py}"
     )
-    job = launch(UNTIL_TOLD, file=both)
+    job = launch(UNTIL_END_FILE, file=both)
     job.saw("it runs")
     job.task("ps", 1)
     eventually(lambda: (tmp_path / "evaluates").exists(), "the evaluator runs")

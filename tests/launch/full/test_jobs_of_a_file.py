@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from tests.launch.launched import FILE, UNTIL_TOLD, WITH_PS, Launched, eventually
+from tests.launch.helpers import FILE, UNTIL_END_FILE, WITH_PS, Launched, eventually
 from tests.ports import free_address
 
 Launcher = Callable[..., Launched]
@@ -46,7 +46,7 @@ def test_ps_listens_at_address_of_file(launch: Launcher) -> None:
 
 
 def test_killed_worker_restarts_up_to_bound(launch: Launcher) -> None:
-    job = launch(UNTIL_TOLD, file=FILE.replace("count: 2", "count: 1, restarts: 1"))
+    job = launch(UNTIL_END_FILE, file=FILE.replace("count: 2", "count: 1, restarts: 1"))
     job.saw("it runs")
     before = job.worker(0)
     os.kill(before, signal.SIGKILL)

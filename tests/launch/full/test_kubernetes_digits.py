@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import trained_accuracy
-from tests.launch.launched import eventually
-from tests.launch.manifests import Pods
+from tests.launch.helpers import Pods, eventually
 from zmqdist.cluster import ClusterConfig
 from zmqdist.launch.kubernetes import render
 from zmqdist.transport.keys import keygen

@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.launch.agents import ON_PIPES, agent_of
-from tests.launch.launched import LAUNCH, WITH_PS, Launched
+from tests.launch.helpers import LAUNCH, ON_PIPES, WITH_PS, Launched, agent_of
 
 PROGRAM = """
     import numpy as np

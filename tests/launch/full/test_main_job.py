@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import trained_accuracy
-from tests.launch.launched import Launched
+from tests.launch.helpers import Launched
 
 ROOT = Path(__file__).resolve().parents[3]
 EPOCH = re.compile(r"epoch ( \d|\d\d)/30  loss \d\.\d{4}  accuracy 0\.\d{3}")

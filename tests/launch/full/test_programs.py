@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.launched import BUSY, FILE, Launched
+from tests.launch.helpers import BUSY, FILE, Launched
 from tests.ports import free_address
 
 Launcher = Callable[..., Launched]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.launched import FILE, Launched
+from tests.launch.helpers import FILE, Launched
 
 IMITATE = """
 import os, sys

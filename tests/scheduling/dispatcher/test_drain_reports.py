@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
-from tests.cli.running import Ended, run_here
+from tests.cli.helpers import Ended, run_here
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.data.service.dispatcher.machine.snapshot import DataTaskRow

@@ -24,8 +24,8 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.cli.running import run
-from tests.launch.launched import stop
+from tests.cli.helpers import run
+from tests.launch.helpers import stop
 from tests.ports import free_port
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.launch.launched import eventually
+from tests.launch.helpers import eventually
 from tests.training.checkpoint.made import shards_of
 from zmqdist.checkpoint import Checkpoint, CheckpointManager, Recovery
 from zmqdist.coordinator import ClusterCoordinator

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 import zmqdist as zd
-from tests.launch.launched import eventually
+from tests.launch.helpers import eventually
 from tests.training.test_elastic import (
     counter,
     is_back,

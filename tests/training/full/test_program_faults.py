@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 import zmqdist as zd
-from tests.launch.launched import eventually
+from tests.launch.helpers import eventually
 from tests.training.conftest import Cluster
 from tests.training.faults import PAUSE_S, WITHIN_S, Program
 from zmqdist.variables.client import client_of

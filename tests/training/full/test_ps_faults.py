@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 import zmqdist as zd
-from tests.launch.launched import eventually
+from tests.launch.helpers import eventually
 from tests.training.faults import WITHIN_S, Program, heal
 from tests.training.test_faults import (
     test_join_raises_unavailable_error_at_ps_failure,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import zmqdist as zd
-from tests.launch.launched import stop
+from tests.launch.helpers import stop
 from tests.training.faults import PAUSE_S, WITHIN_S, Program
 from zmqdist import errors
 from zmqdist.scheduling.shared.config import WorkerConfig

@@ -7,8 +7,6 @@ import json
 import os
 import select
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 
@@ -20,15 +18,6 @@ def me() -> str:
 
 def for_ever() -> None:
     threading.Event().wait()
-
-
-def eventually(found: Callable[[], bool], what: str, within_s: float = 30.0) -> None:
-    """Look until it is so; a failure says what was awaited."""
-    deadline = time.monotonic() + within_s
-    pause = threading.Event()
-    while not found():
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
-        pause.wait(0.01)
 
 
 def ends(pid: int, within_s: float = 30.0) -> None:

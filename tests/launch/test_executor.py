@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import zmqdist as zd
-from tests.launch.launched import FILE, Launched, eventually, read
+from tests.launch.helpers import FILE, Launched, eventually, read
 from zmqdist import errors
 
 Launcher = Callable[..., Launched]

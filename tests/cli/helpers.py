@@ -12,24 +12,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.launch.helpers import eventually
 from zmqdist_cli.main import main
 
 PATIENCE_S = 20.0
 COMMAND = [sys.executable, "-W", "error", "-m", "zmqdist_cli"]
-
-
-def eventually(found: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:
-    """Look until it is so; a failure says what was awaited."""
-    deadline = time.monotonic() + within_s
-    pause = threading.Event()
-    while not found():
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
-        pause.wait(0.02)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 import zmqdist as zd
-from tests.cli.running import COMMAND, PATIENCE_S
+from tests.cli.helpers import COMMAND, PATIENCE_S
 from tests.zygote import ServerProcess
 from zmqdist.scheduling.shared.config import WorkerConfig
 

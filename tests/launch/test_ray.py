@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import run_here
+from tests.cli.helpers import run_here
 from tests.ports import free_address
 from zmqdist.blas_threads import VARIABLES
 from zmqdist.cluster import ClusterConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.launched import UNTIL_TOLD, WITH_PS, Launched, eventually
+from tests.launch.helpers import UNTIL_END_FILE, WITH_PS, Launched, eventually
 from zmqdist import errors
 from zmqdist.cluster import ClusterConfig
 from zmqdist.launch import tasks
@@ -36,7 +36,7 @@ def test_used_ps_port_error_before_any_process(
 def test_killed_ps_restarts_at_its_address(
     launch: Launcher,
 ) -> None:
-    job = launch(UNTIL_TOLD, file=WITH_PS)
+    job = launch(UNTIL_END_FILE, file=WITH_PS)
     job.saw("it runs")
     before = job.task("ps", 1)
     os.kill(before, signal.SIGKILL)

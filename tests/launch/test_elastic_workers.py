@@ -14,9 +14,16 @@ from typing import Any
 
 import pytest
 
-from tests.cli.running import run_here
-from tests.launch.agents import ON_PIPES, agent_of
-from tests.launch.launched import FILE, UNTIL_TOLD, Launched, eventually, read
+from tests.cli.helpers import run_here
+from tests.launch.helpers import (
+    FILE,
+    ON_PIPES,
+    UNTIL_END_FILE,
+    Launched,
+    agent_of,
+    eventually,
+    read,
+)
 from zmqdist import DispatchServer, errors
 from zmqdist.cluster import ClusterConfig
 from zmqdist.launch.elastic_workers import ElasticWorkers
@@ -97,7 +104,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(launch: Launcher) -> Cluster:
-    return Cluster(launch(UNTIL_TOLD, file=ONE))
+    return Cluster(launch(UNTIL_END_FILE, file=ONE))
 
 
 @pytest.mark.processes("launch")
@@ -122,7 +129,9 @@ def test_size_beyond_remaining_slots_is_refused(
 ) -> None:
     file = FILE.replace("{count: 2}", "{count: 2, restarts: 0}")
     cluster = Cluster(
-        launch(UNTIL_TOLD, file=file, run=ON_PIPES.replace('"a", "b", "c"', '"a", "b", slots=1'))
+        launch(
+            UNTIL_END_FILE, file=file, run=ON_PIPES.replace('"a", "b", "c"', '"a", "b", slots=1')
+        )
     )
     refusal = "there cannot be 3 workers: the hosts of launcher: local have slots for 2 workers"
     assert cluster.scale("worker=3")[::2] == (2, f"zmqdist scale: {refusal}\n")
@@ -455,7 +464,7 @@ def test_program_gets_names_of_losses(launch: Launcher) -> None:
 ON_HOSTS = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
-from tests.launch.agents import pipe_host
+from tests.launch.helpers import pipe_host
 from zmqdist.cluster import ClusterConfig
 from zmqdist.launch import launcher
 launcher.agent_hosts = lambda config: [pipe_host("a", 2), pipe_host("b", 1)]
@@ -466,7 +475,7 @@ sys.exit(launcher.launch(ClusterConfig.load(sys.argv[1]), sys.argv[3:], grace_s=
 def test_host_slots_bound_size_and_become_free(
     launch: Launcher,
 ) -> None:
-    cluster = Cluster(launch(UNTIL_TOLD, file=ONE, run=ON_HOSTS))
+    cluster = Cluster(launch(UNTIL_END_FILE, file=ONE, run=ON_HOSTS))
     for _ in range(2):
         assert cluster.scale("worker=3")[0] == 0
         assert cluster.workers() == ["worker:0", "worker:1", "worker:2"]
