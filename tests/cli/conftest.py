@@ -29,8 +29,8 @@ def terminal() -> Iterator[Open]:
         return opened[-1]
 
     yield open_one
-    for each in reversed(opened):
-        each.kill()
+    for item in reversed(opened):
+        item.kill()
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ def run(
 ) -> Ended:
     """Run a command to its end."""
     start = time.monotonic()
-    done = subprocess.run(
+    result = subprocess.run(
         [*COMMAND, *arguments],
         capture_output=True,
         text=True,
@@ -48,7 +48,7 @@ def run(
         cwd=cwd,
         check=False,
     )
-    return Ended(done.returncode, done.stdout, done.stderr, time.monotonic() - start)
+    return Ended(result.returncode, result.stdout, result.stderr, time.monotonic() - start)
 
 
 def run_here(*arguments: str, cwd: Path | None = None) -> Ended:
@@ -67,9 +67,9 @@ def run_here(*arguments: str, cwd: Path | None = None) -> Ended:
 
 def status(address: str) -> dict[str, Any] | None:
     """The record of a dispatcher; None while it does not answer."""
-    done = run_here("status", address, "--json", "--timeout", "1")
-    assert done.code in (0, 3), done.err
-    return json.loads(done.out) if done.code == 0 else None
+    result = run_here("status", address, "--json", "--timeout", "1")
+    assert result.code in (0, 3), result.err
+    return json.loads(result.out) if result.code == 0 else None
 
 
 def workers(address: str) -> list[str]:
@@ -105,9 +105,9 @@ class Terminal:
             lambda: any(text in line for line in self.lines) or not self._reader.is_alive(),
             repr(text),
         )
-        found = [line for line in self.lines if text in line]
-        assert found, f"it ended without {text!r}: {self.lines}"
-        return found[0]
+        matches = [line for line in self.lines if text in line]
+        assert matches, f"it ended without {text!r}: {self.lines}"
+        return matches[0]
 
     @property
     def pid(self) -> int:

@@ -23,7 +23,7 @@ def test_bench_answers_every_question_in_a_table(
 ) -> None:
     monkeypatch.setattr(bench, "QUICK", TINY)
     assert main(["bench", "--quick"]) == 0
-    told = capsys.readouterr()
+    text = capsys.readouterr()
     names = (
         "blocking call",
         "calls, 4 on the way",
@@ -31,8 +31,8 @@ def test_bench_answers_every_question_in_a_table(
         "task, schedule to result",
         "result of 1 MiB",
     )
-    assert all(f"  {name}" in told.out for name in names)
-    assert told.err == ""
+    assert all(f"  {name}" in text.out for name in names)
+    assert text.err == ""
 
 
 def test_bench_measures_calls_to_a_peer_as_json(
@@ -41,8 +41,12 @@ def test_bench_measures_calls_to_a_peer_as_json(
     monkeypatch.setattr(bench, "QUICK", TINY)
     peer = terminal("bench", "--serve", "127.0.0.1:0")
     address = peer.saw("benchmark peer at").split()[-1]
-    done = run_here("bench", "--peer", address, "--quick", "--json")
-    assert done.code == 0, done.err
-    assert [figure["unit"] for figure in json.loads(done.out)["figures"]] == ["us", "us", "calls/s"]
+    result = run_here("bench", "--peer", address, "--quick", "--json")
+    assert result.code == 0, result.err
+    assert [figure["unit"] for figure in json.loads(result.out)["figures"]] == [
+        "us",
+        "us",
+        "calls/s",
+    ]
     peer.interrupt()
     assert peer.ends() == 0

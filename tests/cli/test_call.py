@@ -100,8 +100,8 @@ def ask(address: str, capsys: pytest.CaptureFixture[str]) -> Any:
 
     def asked(*words: str) -> tuple[int, str, str]:
         code = main(["call", address, *words])
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        output = capsys.readouterr()
+        return code, output.out, output.err
 
     return asked
 
@@ -143,9 +143,9 @@ WORDS: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("word", "value"), WORDS, ids=[word for word, _ in WORDS])
 def test_word_is_json_python_or_text(word: str, value: Any) -> None:
-    got = values.value_of(word)
-    assert type(got) is type(value)
-    assert got == value or (got != got and value != value)
+    received = values.value_of(word)
+    assert type(received) is type(value)
+    assert received == value or (received != received and value != value)
 
 
 @pytest.mark.parametrize(
@@ -282,8 +282,8 @@ def test_answer_can_be_saved(ask: Any, tmp_path: Path) -> None:
     assert (code, out, err) == (0, "", f"{array}: int16[2, 3]\n")
     np.testing.assert_array_equal(np.load(array), ANSWERS["array"])
     assert ask("answer", "inside", "-o", str(arrays))[0] == 0
-    with np.load(arrays) as found:
-        assert sorted(found) == ["a", "b"]
+    with np.load(arrays) as matches:
+        assert sorted(matches) == ["a", "b"]
     assert ask("answer", "pair", "-o", str(text))[0] == 0
     assert json.loads(text.read_text()) == {"left": 1, "right": "r"}
     assert ask("answer", "bytes", "-o", str(raw))[0] == 0
@@ -291,7 +291,7 @@ def test_answer_can_be_saved(ask: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("answer nothing -o a.npy", "a NoneType cannot be saved as a.npy: .npy takes an array"),
         ("answer array -o a.bin", "a ndarray cannot be saved as a.bin"),
@@ -318,17 +318,22 @@ def test_answer_can_be_saved(ask: Any, tmp_path: Path) -> None:
     ],
 )
 def test_mistake_is_one_line(
-    words: str, told: str, ask: Any, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str,
+    message: str,
+    ask: Any,
+    address: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, err = ask(*words.split())
     assert (code in (ExitCode.USAGE, ExitCode.PROGRAM_FAILED), out) == (True, "")
-    assert told.format(address=address) in err
+    assert message.format(address=address) in err
     assert_one_line(err)
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "message"),
     [
         ("fails", ExitCode.USAGE, "INVALID_ARGUMENT: ValueError: wrong and more"),
         ("fails KeyError", ExitCode.PROGRAM_FAILED, "UNKNOWN: KeyError: 'wrong\\nand more'"),
@@ -345,8 +350,8 @@ def test_mistake_is_one_line(
         ),
     ],
 )
-def test_remote_error_is_one_line_with_code(words: str, code: int, told: str, ask: Any) -> None:
-    assert ask(*words.split()) == (code, "", f"zmqdist call: {told}\n")
+def test_remote_error_is_one_line_with_code(words: str, code: int, message: str, ask: Any) -> None:
+    assert ask(*words.split()) == (code, "", f"zmqdist call: {message}\n")
 
 
 def test_remote_traceback_shown_by_option(ask: Any) -> None:
@@ -362,23 +367,23 @@ def test_remote_traceback_shown_by_option(ask: Any) -> None:
 
 def test_role_without_right_is_refused(dispatcher_here: str) -> None:
     there = dispatcher_here
-    done = run_here("call", there, "drain", "worker", "0", "1.0")
-    assert done.code == ExitCode.REFUSED
+    result = run_here("call", there, "drain", "worker", "0", "1.0")
+    assert result.code == ExitCode.REFUSED
     assert (
         "zmqdist call: PERMISSION_DENIED: role client may not call drain (allowed: admin, submit)"
-        in done.err
+        in result.err
     )
-    assert_one_line(done.err)
-    done = run_here("call", there, "drain", "worker", "0", "1.0", "--role", "submit")
-    assert (done.code, done.err) == (
+    assert_one_line(result.err)
+    result = run_here("call", there, "drain", "worker", "0", "1.0", "--role", "submit")
+    assert (result.code, result.err) == (
         1,
         (
             "zmqdist call: NOT_FOUND: no worker worker:0 is registered here; the registered workers "
             "are: none\n"
         ),
     )
-    done = run_here("call", there, "status", "--json")
-    assert json.loads(done.out)["address"] == there
+    result = run_here("call", there, "status", "--json")
+    assert json.loads(result.out)["address"] == there
 
 
 def test_deadline_ends_call(capsys: pytest.CaptureFixture[str]) -> None:
@@ -389,9 +394,9 @@ def test_deadline_ends_call(capsys: pytest.CaptureFixture[str]) -> None:
         code = main(["call", server.address, "wait", "--timeout", "0.2"])
         go.set()
     assert code == ExitCode.UNAVAILABLE
-    said = capsys.readouterr().err
-    assert "zmqdist call: DEADLINE_EXCEEDED: " in said
-    assert_one_line(said)
+    output = capsys.readouterr().err
+    assert "zmqdist call: DEADLINE_EXCEEDED: " in output
+    assert_one_line(output)
 
 
 def test_silent_address_error_names_doctor(capsys: pytest.CaptureFixture[str]) -> None:
@@ -403,12 +408,12 @@ def test_silent_address_error_names_doctor(capsys: pytest.CaptureFixture[str]) -
             ["methods", dead, "--timeout", "0.2"],
         ):
             assert main(words) == ExitCode.UNAVAILABLE
-            said = capsys.readouterr().err
+            output = capsys.readouterr().err
             assert (
                 f"no server answered at {dead} within 0.2 s: `zmqdist doctor {dead}` says why"
-                in said
+                in output
             )
-            assert_one_line(said)
+            assert_one_line(output)
 
 
 # -- methods ---------------------------------------------------------------------------------------
@@ -426,15 +431,15 @@ def test_methods_are_listed(address: str, capsys: pytest.CaptureFixture[str]) ->
 
 def test_methods_as_json(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", address, "--json"]) == 0
-    found = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert found["scale"]["parameters"] == [
+    matches = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert matches["scale"]["parameters"] == [
         {"name": "array", "kind": "positional or keyword", "default": None},
         {"name": "by", "kind": "positional or keyword", "default": "10"},
     ]
-    assert found["scale"]["call"] == "scale(array: float32[?], by: float32[]=10) -> float32[?]"
-    assert found["scale"]["doc"] == "Multiply."
-    assert (found["scale"]["streaming"], found["scale"]["batch"]) == (False, False)
-    assert found["echo"]["input_signature"] is None
+    assert matches["scale"]["call"] == "scale(array: float32[?], by: float32[]=10) -> float32[?]"
+    assert matches["scale"]["doc"] == "Multiply."
+    assert (matches["scale"]["streaming"], matches["scale"]["batch"]) == (False, False)
+    assert matches["echo"]["input_signature"] is None
 
 
 # -- streams ---------------------------------------------------------------------------------------
@@ -469,9 +474,9 @@ def test_stream_printed_item_by_item(streaming: str, capsys: pytest.CaptureFixtu
     assert main(["call", streaming, "numbers", "2"]) == 0
     assert capsys.readouterr().out == '{"number": 0}\n{"number": 1}\n'
     assert main(["call", streaming, "numbers", "9"]) == ExitCode.USAGE
-    said = capsys.readouterr()
-    assert said.out.count("\n") == 3
-    assert said.err == "zmqdist call: INVALID_ARGUMENT: ValueError: three\n"
+    output = capsys.readouterr()
+    assert output.out.count("\n") == 3
+    assert output.err == "zmqdist call: INVALID_ARGUMENT: ValueError: three\n"
     assert main(["call", streaming, "numbers", "2", "-o", "a.npy"]) == ExitCode.USAGE
     assert (
         "numbers is a streaming method, and --output saves a single answer"
@@ -492,15 +497,15 @@ def test_ctrl_c_ends_a_stream_there_too(streaming: str, terminal: Open, tmp_path
 
 def test_closed_pipe_ends_stream(streaming: str, tmp_path: Path) -> None:
     command = f"{sys.executable} -m zmqdist_cli call {streaming} endless {tmp_path} | head -n 2; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, timeout=50, check=False
     )
-    assert (done.stdout, done.stderr) == ("0\n1\n0\n", "")
+    assert (result.stdout, result.stderr) == ("0\n1\n0\n", "")
     eventually((tmp_path / "closed").exists, "the generator is closed")
 
 
 def test_deadline_ends_stream(streaming: str, tmp_path: Path) -> None:
-    done = run_here("call", streaming, "endless", str(tmp_path), "--timeout", "0.5")
-    assert done.code == ExitCode.UNAVAILABLE
-    assert "zmqdist call: DEADLINE_EXCEEDED: " in done.err
-    assert_one_line(done.err)
+    result = run_here("call", streaming, "endless", str(tmp_path), "--timeout", "0.5")
+    assert result.code == ExitCode.UNAVAILABLE
+    assert "zmqdist call: DEADLINE_EXCEEDED: " in result.err
+    assert_one_line(result.err)

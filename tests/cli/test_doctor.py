@@ -28,27 +28,27 @@ def port_of(address: str) -> int:
 
 
 def test_doctor_without_arguments_checks_host() -> None:
-    done = run_here("doctor")
-    assert (done.code, done.err) == (ExitCode.OK, "")
-    lines = done.out.splitlines()
+    result = run_here("doctor")
+    assert (result.code, result.err) == (ExitCode.OK, "")
+    lines = result.out.splitlines()
     assert {line.split()[0] for line in lines} <= {"ok", "warning"}
     assert any(line.startswith("ok       zmqdist: ") for line in lines)
 
 
 def test_dead_address_is_a_problem(dispatcher_here: str) -> None:
     address = dispatcher_here
-    done = run_here("doctor", f"zmq://{address}")
-    assert (done.code, done.err) == (ExitCode.OK, "")
-    assert f"ok       {address}: dispatcher pid " in done.out
+    result = run_here("doctor", f"zmq://{address}")
+    assert (result.code, result.err) == (ExitCode.OK, "")
+    assert f"ok       {address}: dispatcher pid " in result.out
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         dead = f"127.0.0.1:{bound.getsockname()[1]}"
-        done = run_here("doctor", dead, address, "--json")
-    assert (done.code, done.err) == (ExitCode.PROGRAM_FAILED, "")
-    found = json.loads(done.out)
-    assert [row["subject"] for row in found if row["level"] == "problem"] == [dead]
-    assert all(set(row) == {"level", "subject", "message", "advice"} for row in found)
-    assert all(row["advice"] for row in found if row["level"] != "ok")
+        result = run_here("doctor", dead, address, "--json")
+    assert (result.code, result.err) == (ExitCode.PROGRAM_FAILED, "")
+    matches = json.loads(result.out)
+    assert [row["subject"] for row in matches if row["level"] == "problem"] == [dead]
+    assert all(set(row) == {"level", "subject", "message", "advice"} for row in matches)
+    assert all(row["advice"] for row in matches if row["level"] != "ok")
 
 
 @pytest.mark.parametrize(
@@ -78,32 +78,32 @@ def test_ports_of_file_are_checked(dispatcher_here: str, tmp_path: Path) -> None
     address = dispatcher_here
     file = tmp_path / "cluster.yaml"
     file.write_text(FILE.format(port=port_of(address)))
-    done = run_here("doctor", str(file))
-    assert (done.code, done.err) == (ExitCode.OK, "")
-    assert f"ok       dispatcher:0 {address}: dispatcher pid " in done.out
-    assert "ok       worker: 2 tasks" in done.out
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        file.write_text(FILE.format(port=other.getsockname()[1]))
-        done = run_here("doctor", str(file))
-        taken = f"problem  dispatcher:0 127.0.0.1:{other.getsockname()[1]}: pid "
-    assert (done.code, done.err) == (ExitCode.PROGRAM_FAILED, "")
-    assert taken in done.out
+    result = run_here("doctor", str(file))
+    assert (result.code, result.err) == (ExitCode.OK, "")
+    assert f"ok       dispatcher:0 {address}: dispatcher pid " in result.out
+    assert "ok       worker: 2 tasks" in result.out
+    with socket.create_server(("127.0.0.1", 0)) as second:
+        file.write_text(FILE.format(port=second.getsockname()[1]))
+        result = run_here("doctor", str(file))
+        line = f"problem  dispatcher:0 127.0.0.1:{second.getsockname()[1]}: pid "
+    assert (result.code, result.err) == (ExitCode.PROGRAM_FAILED, "")
+    assert line in result.out
 
 
 def test_few_descriptors_have_ulimit_remedy() -> None:
     command = f"ulimit -n 256; exec {sys.executable} -m zmqdist_cli doctor"
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert (
-        "warning  descriptors: 256 may be open, 1,024 are wanted: `ulimit -n 1024`" in done.stdout
+        "warning  descriptors: 256 may be open, 1,024 are wanted: `ulimit -n 1024`" in result.stdout
     )
-    assert done.returncode == ExitCode.OK
+    assert result.returncode == ExitCode.OK
 
 
 @pytest.mark.parametrize("secret", ["--token-file", "--keys"])
 def test_missing_secret_is_a_finding(secret: str, dispatcher_here: str) -> None:
     address = dispatcher_here
-    done = run_here("doctor", address, secret, "nowhere")
-    assert (done.code, done.err) == (ExitCode.PROGRAM_FAILED, "")
-    assert done.out.count("problem  ") == 2
+    result = run_here("doctor", address, secret, "nowhere")
+    assert (result.code, result.err) == (ExitCode.PROGRAM_FAILED, "")
+    assert result.out.count("problem  ") == 2

@@ -37,9 +37,9 @@ program: PROGRAM
 @pytest.fixture
 def free() -> Iterator[str]:
     """An address at which nobody listens, and nobody will: it is bound."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 @pytest.fixture(scope="module")
@@ -214,10 +214,10 @@ def test_usage_or_file_mistake_is_one_line(
 ) -> None:
     monkeypatch.chdir(folder)
     code = main(line.split())
-    said = capsys.readouterr()
-    assert (code, said.out) == (ExitCode.USAGE, ""), said.err
-    assert report in said.err
-    assert_one_line(said.err)
+    output = capsys.readouterr()
+    assert (code, output.out) == (ExitCode.USAGE, ""), output.err
+    assert report in output.err
+    assert_one_line(output.err)
 
 
 @pytest.mark.parametrize(
@@ -248,48 +248,48 @@ def test_long_message_printed_as_one_line(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("command", ["status", "top", "shutdown", "drain"])
 def test_silent_address_ends_command_in_time(command: str, free: str) -> None:
     words = [command, free, *(["worker:0"] if command == "drain" else []), "--timeout", "0.5"]
-    done = (run if command == "status" else run_here)(*words)
-    assert done.code == ExitCode.UNAVAILABLE
+    result = (run if command == "status" else run_here)(*words)
+    assert result.code == ExitCode.UNAVAILABLE
     assert (
         f"zmqdist {command}: no dispatcher answered at {free} within 0.5 s: is it running"
-        in done.err
+        in result.err
     )
-    assert_one_line(done.err)
+    assert_one_line(result.err)
 
 
 def test_unknown_dispatcher_name_is_reported() -> None:
-    done = run_here("status", "no-such-host.invalid:5050", "--timeout", "0.5", "--insecure")
-    assert done.code == ExitCode.UNAVAILABLE
+    result = run_here("status", "no-such-host.invalid:5050", "--timeout", "0.5", "--insecure")
+    assert result.code == ExitCode.UNAVAILABLE
     assert (
         "zmqdist status: no-such-host.invalid:5050: the name 'no-such-host.invalid' cannot be "
-        "looked up (" in done.err
+        "looked up (" in result.err
     )
-    assert_one_line(done.err)
+    assert_one_line(result.err)
 
 
 def test_orphan_worker_ends_after_limit(free: str) -> None:
-    done = run("worker", "--dispatcher", free, "--orphan-limit", "0.5")
-    assert (done.code, done.out) == (ExitCode.UNAVAILABLE, "")
-    assert f"worker: worker of {free}: no dispatcher for 0.5 s" in done.err
-    assert_one_line(done.err)
+    result = run("worker", "--dispatcher", free, "--orphan-limit", "0.5")
+    assert (result.code, result.out) == (ExitCode.UNAVAILABLE, "")
+    assert f"worker: worker of {free}: no dispatcher for 0.5 s" in result.err
+    assert_one_line(result.err)
 
 
 def test_waiting_worker_names_dispatcher(
     free: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("zmqdist.scheduling.worker.runtime.FIRST_CONTACT_LOG_S", 0.1)
-    done = run_here("worker", "--dispatcher", free, "--threads", "--orphan-limit", "1")
-    assert done.code == ExitCode.UNAVAILABLE
-    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert f"worker waits for the dispatcher at {free}: no process listens there" in said
+    result = run_here("worker", "--dispatcher", free, "--threads", "--orphan-limit", "1")
+    assert result.code == ExitCode.UNAVAILABLE
+    output = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert f"worker waits for the dispatcher at {free}: no process listens there" in output
 
 
 def test_used_port_is_named(dispatcher_here: str) -> None:
     address = dispatcher_here
-    done = run_here("dispatcher", "--port", address.rpartition(":")[2])
-    assert (done.code, done.out) == (ExitCode.PROGRAM_FAILED, "")
-    assert f"could not bind {address}: the port is in use" in done.err
-    assert_one_line(done.err)
+    result = run_here("dispatcher", "--port", address.rpartition(":")[2])
+    assert (result.code, result.out) == (ExitCode.PROGRAM_FAILED, "")
+    assert f"could not bind {address}: the port is in use" in result.err
+    assert_one_line(result.err)
 
 
 @pytest.mark.parametrize(
@@ -297,11 +297,11 @@ def test_used_port_is_named(dispatcher_here: str) -> None:
 )
 def test_wrong_token_is_refused_at_once(command: str, dispatcher_here: str, folder: Path) -> None:
     address = dispatcher_here
-    done = run_here(*command.format(address).split(), "--token-file", "token", cwd=folder)
-    assert (done.code, done.out) == (ExitCode.REFUSED, ""), done.err
-    assert f"the server at {address} refused this side" in done.err
-    assert "tttt" not in done.err
-    assert_one_line(done.err)
+    result = run_here(*command.format(address).split(), "--token-file", "token", cwd=folder)
+    assert (result.code, result.out) == (ExitCode.REFUSED, ""), result.err
+    assert f"the server at {address} refused this side" in result.err
+    assert "tttt" not in result.err
+    assert_one_line(result.err)
 
 
 @pytest.mark.parametrize("command", ["status {}", "worker --dispatcher {}"])
@@ -309,27 +309,27 @@ def test_keys_in_place_of_token_are_reported(
     command: str, dispatcher_here: str, folder: Path
 ) -> None:
     address = dispatcher_here
-    done = run_here(*command.format(address).split(), "--keys", "keys", cwd=folder)
-    assert (done.code, done.out) == (ExitCode.USAGE, ""), done.err
-    assert f"the server at {address} uses the user's token" in done.err
-    assert_one_line(done.err)
+    result = run_here(*command.format(address).split(), "--keys", "keys", cwd=folder)
+    assert (result.code, result.out) == (ExitCode.USAGE, ""), result.err
+    assert f"the server at {address} uses the user's token" in result.err
+    assert_one_line(result.err)
 
 
 def test_wrong_key_is_refused(folder: Path) -> None:
     assert run_here("keygen", str(folder / "others")).code == 0
     with zd.DispatchServer(DispatcherConfig(keys_dir=str(folder / "keys"))) as server:
         assert run_here("status", server.address, "--keys", "keys", cwd=folder).code == 0
-        done = run_here("status", server.address, "--keys", "others", cwd=folder)
-    assert (done.code, done.out) == (ExitCode.REFUSED, ""), done.err
-    assert_one_line(done.err)
+        result = run_here("status", server.address, "--keys", "others", cwd=folder)
+    assert (result.code, result.out) == (ExitCode.REFUSED, ""), result.err
+    assert_one_line(result.err)
 
 
 def test_absent_worker_cannot_be_drained(dispatcher_here: str) -> None:
     address = dispatcher_here
-    done = run_here("drain", address, "worker:3")
-    assert (done.code, done.out) == (ExitCode.PROGRAM_FAILED, "")
+    result = run_here("drain", address, "worker:3")
+    assert (result.code, result.out) == (ExitCode.PROGRAM_FAILED, "")
     assert (
-        done.err
+        result.err
         == "zmqdist drain: no worker worker:3 is registered here; the registered workers are: "
         "none\n"
     )
@@ -345,11 +345,11 @@ def running(
     with contextlib.ExitStack() as folders:
 
         def run_cluster(port: int, secret: str) -> None:
-            made = RunFolder()
-            folders.callback(made.close)
+            folder = RunFolder()
+            folders.callback(folder.close)
             runtime = f"runtime: {{dispatcher: 'zmq://127.0.0.1:{port}', {secret}}}\n"
             write_private(
-                made.path, "cluster.yaml", CLUSTER.replace("PROGRAM", "python x.py") + runtime
+                folder.path, "cluster.yaml", CLUSTER.replace("PROGRAM", "python x.py") + runtime
             )
 
         yield run_cluster
@@ -364,52 +364,52 @@ def test_cluster_file_names_running_cluster(
     running(int(free.split(":")[1]), f"token_file: {folder / 'token'}")
     assert f"zmqdist status: no dispatcher answered at {free}" in run_here(*command).err
     running(2, f"keys_dir: {folder / 'keys'}")
-    done = run_here(*command)
-    assert (done.code, done.out) == (ExitCode.USAGE, ""), done.err
+    result = run_here(*command)
+    assert (result.code, result.out) == (ExitCode.USAGE, ""), result.err
     assert (
         "2 clusters 'test' run on this host: name one by its address, with the option for its "
-        "secret: " in done.err
+        "secret: " in result.err
     )
     for target in (
         f"{free} --token-file {folder / 'token'}",
         f"127.0.0.1:2 --keys {folder / 'keys'}",
     ):
-        assert target in done.err
-    assert_one_line(done.err)
+        assert target in result.err
+    assert_one_line(result.err)
 
 
 def test_rpc_server_is_no_dispatcher() -> None:
     with serving("127.0.0.1:0") as address:
-        done = run_here("status", address)
-    assert (done.code, done.out) == (ExitCode.USAGE, "")
-    assert f"the server at {address} is no dispatcher" in done.err
-    assert_one_line(done.err)
+        result = run_here("status", address)
+    assert (result.code, result.out) == (ExitCode.USAGE, "")
+    assert f"the server at {address} is no dispatcher" in result.err
+    assert_one_line(result.err)
 
 
 def test_foreign_port_is_unavailable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        done = run_here("status", f"127.0.0.1:{silent.getsockname()[1]}", "--timeout", "1")
-    assert done.code == ExitCode.UNAVAILABLE
-    assert_one_line(done.err)
+        result = run_here("status", f"127.0.0.1:{silent.getsockname()[1]}", "--timeout", "1")
+    assert result.code == ExitCode.UNAVAILABLE
+    assert_one_line(result.err)
 
 
 def test_module_equals_installed_command() -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [Path(sys.executable).parent / "zmqdist", "--version"],
         capture_output=True,
         text=True,
         timeout=50,
         check=False,
     )
-    assert done.stdout == run("--version").out
+    assert result.stdout == run("--version").out
 
 
 def test_package_runs_as_command() -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "zmqdist", "--version"],
         capture_output=True,
         text=True,
         timeout=50,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, run("--version").out)
+    assert (result.returncode, result.stdout) == (0, run("--version").out)

@@ -18,10 +18,10 @@ with importing():
 
 
 def test_ctrl_c_during_import_is_silent() -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", DURING], capture_output=True, timeout=30, check=False
     )
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+    assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGINT, b"", b"")
 
 
 def test_handler_restored_after_import() -> None:

@@ -30,8 +30,8 @@ def all_keys(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def dispatcher(all_keys: str) -> Iterator[zd.DispatchServer]:
-    with zd.DispatchServer(DispatcherConfig(keys_dir=all_keys)) as made:
-        yield made
+    with zd.DispatchServer(DispatcherConfig(keys_dir=all_keys)) as server:
+        yield server
 
 
 def write_ticket(path: Path, text: str) -> str:
@@ -92,8 +92,8 @@ def test_join_refuses_folder_of_other_cluster(
     dispatcher: zd.DispatchServer, tmp_path: Path
 ) -> None:
     keys.keygen(tmp_path / "others")
-    with zd.DispatchServer(DispatcherConfig(keys_dir=str(tmp_path / "others"))) as other:
-        join(decode_ticket(other.open_join("worker:1")), tmp_path / "mine")
+    with zd.DispatchServer(DispatcherConfig(keys_dir=str(tmp_path / "others"))) as second:
+        join(decode_ticket(second.open_join("worker:1")), tmp_path / "mine")
     ticket = write_ticket(tmp_path / "ticket", dispatcher.open_join("worker:1"))
     assert (
         run_here("keys", "join", str(tmp_path / "mine"), "--ticket-file", ticket).code
@@ -135,7 +135,7 @@ def test_server_joins_with_ticket_of_address(
     dispatcher: zd.DispatchServer, tmp_path: Path, all_keys: str, terminal: Open
 ) -> None:
     address = free_address()
-    made = run_here(
+    output = run_here(
         "keys",
         "token",
         dispatcher.address,
@@ -146,7 +146,7 @@ def test_server_joins_with_ticket_of_address(
         "--keys",
         all_keys,
     )
-    ticket = write_ticket(tmp_path / "ticket", made.out)
+    ticket = write_ticket(tmp_path / "ticket", output.out)
     terminal("server", "--spec", json.dumps({"ps": [address]}), "--ticket-file", ticket).saw(
         f"ps:0 at zmq://{address}"
     )
@@ -178,11 +178,11 @@ def test_worker_keeps_ticket_from_other_dispatcher(
     ticket = write_ticket(tmp_path / "ticket", dispatcher.open_join("worker:0"))
     with zd.DispatchServer(
         DispatcherConfig(keys_dir=all_keys if same_keys else str(tmp_path / "others"))
-    ) as other:
-        other.open_join("worker:0")  # so that it lets unknown keys in to join
-        refused = run("worker", "--dispatcher", other.address, "--ticket-file", ticket)
+    ) as second:
+        second.open_join("worker:0")  # so that it lets unknown keys in to join
+        refused = run("worker", "--dispatcher", second.address, "--ticket-file", ticket)
     assert (refused.code, refused.out, refused.err.count("\n")) == (ExitCode.REFUSED, "", 1)
-    assert f"could not join the dispatcher at {other.address} as worker:0" in refused.err
+    assert f"could not join the dispatcher at {second.address} as worker:0" in refused.err
     assert (
         f"the join ticket names the dispatcher at "
         f"{decode_ticket(Path(ticket).read_text()).dispatcher}" in refused.err
@@ -230,10 +230,10 @@ def test_revoke_refuses_key_of_command(own_keys: str) -> None:
 def test_revoke_force_reports_key_of_command(own_keys: str) -> None:
     with zd.DispatchServer(DispatcherConfig(keys_dir=own_keys)) as dispatcher:
         own = keys.load_role(own_keys, "admin").public.decode()
-        done = run_here(
+        result = run_here(
             "keys", "revoke", dispatcher.address, "admin", "--force", "--keys", own_keys
         )
-        assert (done.code, done.out, done.err) == (
+        assert (result.code, result.out, result.err) == (
             ExitCode.OK,
             f"revoked {own} (static key of admin)\n",
             "",
@@ -268,10 +268,10 @@ def test_revoke_lists_keys_and_takes_public_key(own_keys: str, tmp_path: Path) -
             join(decode_ticket(dispatcher.open_join(name)), tmp_path / name)
             public[name] = keys.load_role(tmp_path / name, "submit").public.decode()
         static = keys.load_role(own_keys, "submit").public.decode()
-        one = run_here(
+        first = run_here(
             "keys", "revoke", "--keys", own_keys, "--", dispatcher.address, public["submit"]
         )
-        assert one.out == f"revoked {public['submit']} (joined key of submit)\n"
+        assert first.out == f"revoked {public['submit']} (joined key of submit)\n"
         assert ("static", "submit") in rows_of(dispatcher.address, own_keys)
         by_name = run_here("keys", "revoke", dispatcher.address, "submit", "--keys", own_keys)
         assert by_name.out == f"revoked {static} (static key of submit)\n"

@@ -47,10 +47,10 @@ def test_tasks_of_file_find_each_other(terminal: Open, file: str, addresses: lis
     tasks = [terminal("server", file, "--job", "worker", "--index", str(index)) for index in (0, 1)]
     for index, task in enumerate(tasks):
         assert task.saw(" at zmq://") == f"worker:{index} at zmq://{addresses[index]}"
-    done = run_here("doctor", file)
-    assert done.code == ExitCode.OK, done.out
-    assert "ok       from worker:0: reaches worker:1" in done.out
-    assert "ok       from worker:1: reaches worker:0" in done.out
+    result = run_here("doctor", file)
+    assert result.code == ExitCode.OK, result.out
+    assert "ok       from worker:0: reaches worker:1" in result.out
+    assert "ok       from worker:1: reaches worker:0" in result.out
     with zd.Session(f"zmq://{addresses[0]}") as session:
         assert (
             session.run(lambda: __import__("os").environ["GREETING"], timeout_in_ms=20_000)
@@ -76,17 +76,17 @@ def test_running_call_has_grace(terminal: Open, tmp_path: Path) -> None:
 
     task = terminal("server", "--spec", '{"worker": ["127.0.0.1:0"]}', "--grace", "20")
     target = task.saw("worker:0 at ").partition(" at ")[2]
-    got: list[Any] = []
+    received: list[Any] = []
     with zd.Session(target) as session:
         asking = threading.Thread(
-            target=lambda: got.append(session.run(work, str(tmp_path))), daemon=True
+            target=lambda: received.append(session.run(work, str(tmp_path))), daemon=True
         )
         asking.start()
         eventually((tmp_path / "begun").exists, "the function runs")
         task.process.send_signal(signal.SIGTERM)
         (tmp_path / "go").touch()
         asking.join(PATIENCE_S)
-    assert got == ["done"]
+    assert received == ["done"]
     assert task.ends() == 0
 
 
@@ -125,16 +125,16 @@ def test_second_signal_skips_grace(terminal: Open, tmp_path: Path) -> None:
 def test_environment_names_task(
     terminal: Open, addresses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 1}}
-    task = terminal("server", environment={"TF_CONFIG": json.dumps(told)})
+    text = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 1}}
+    task = terminal("server", environment={"TF_CONFIG": json.dumps(text)})
     task.saw(f"worker:1 at zmq://{addresses[1]}")
-    monkeypatch.setenv("TF_CONFIG", json.dumps(told))
-    done = run_here("doctor")
+    monkeypatch.setenv("TF_CONFIG", json.dumps(text))
+    result = run_here("doctor")
     assert (
         f"ok       worker:0 {addresses[0]}: {addresses[0]} belongs to this host and is free"
-        in done.out
+        in result.out
     )
-    assert f"problem  from worker:1: it cannot reach worker:0 at {addresses[0]}" in done.out
+    assert f"problem  from worker:1: it cannot reach worker:0 at {addresses[0]}" in result.out
     monkeypatch.setenv("TF_CONFIG", "{")
     assert run_here("doctor").code == ExitCode.PROGRAM_FAILED
     assert run_here("shutdown", addresses[1]).code == 0
@@ -144,13 +144,13 @@ def test_environment_names_task(
 def test_used_port_is_named(terminal: Open, addresses: list[str]) -> None:
     spec = json.dumps({"worker": [addresses[0]]})
     terminal("server", "--spec", spec).saw("worker:0 at ")
-    done = run_here("server", "--spec", spec)
-    assert (done.code, done.out) == (ExitCode.PROGRAM_FAILED, "")
+    result = run_here("server", "--spec", spec)
+    assert (result.code, result.out) == (ExitCode.PROGRAM_FAILED, "")
     assert (
         f"server: could not start the server of worker:0: could not bind {addresses[0]}: the port "
-        f"is in use" in done.err
+        f"is in use" in result.err
     )
-    assert_one_line(done.err)
+    assert_one_line(result.err)
 
 
 MISTAKES = [
@@ -169,10 +169,10 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "told"), MISTAKES, ids=[line for line, _ in MISTAKES])
+@pytest.mark.parametrize(("line", "text"), MISTAKES, ids=[line for line, _ in MISTAKES])
 def test_mistake_is_one_line(
     line: str,
-    told: str,
+    text: str,
     file: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -181,10 +181,10 @@ def test_mistake_is_one_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GREETING", "")  # so that it is put back: the command takes over the file's
     code = main(line.format(file=file).split())
-    said = capsys.readouterr()
-    assert (code, said.out) == (ExitCode.USAGE, ""), said.err
-    assert told in said.err
-    assert_one_line(said.err)
+    output = capsys.readouterr()
+    assert (code, output.out) == (ExitCode.USAGE, ""), output.err
+    assert text in output.err
+    assert_one_line(output.err)
 
 
 def test_file_without_addresses_is_for_launch(

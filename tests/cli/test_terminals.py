@@ -39,8 +39,8 @@ def test_worker_registers_and_leaves(terminal: Open, dispatcher: tuple[Terminal,
         assert "  worker:0  alive      2 " in shown.out
     with ClusterCoordinator(address) as coordinator:
         assert coordinator.schedule(lambda: os.getpid()).fetch() != worker.pid
-    done = run("shutdown", address, "--grace", "5")
-    assert (done.code, done.out, done.err) == (
+    result = run("shutdown", address, "--grace", "5")
+    assert (result.code, result.out, result.err) == (
         0,
         f"dispatcher at {address} ends, with 1 worker\n",
         "",
@@ -65,11 +65,11 @@ def test_signalled_role_ends_with_code_0(
 ) -> None:
     opened, address = dispatcher
     worker = start_worker(terminal, address, "--slots", "2")
-    for each in worker, opened:
+    for item in worker, opened:
         # The whole process group, as at a terminal; the tests' own checks look for what is left.
-        os.killpg(each.pid, number)
-        assert each.ends() == 0, each.lines
-        assert not [line for line in each.lines if "Traceback" in line], "\n".join(each.lines)
+        os.killpg(item.pid, number)
+        assert item.ends() == 0, item.lines
+        assert not [line for line in item.lines if "Traceback" in line], "\n".join(item.lines)
 
 
 def test_json_is_json_on_every_listing(dispatcher_here: str, tmp_path: Path) -> None:
@@ -82,9 +82,9 @@ def test_json_is_json_on_every_listing(dispatcher_here: str, tmp_path: Path) -> 
         ["top", address],
         ["validate", str(tmp_path / "cluster.yaml")],
     ):
-        done = run_here(*words, "--json")
-        assert done.code == 0, done.err
-        assert isinstance(json.loads(done.out), dict)
+        result = run_here(*words, "--json")
+        assert result.code == 0, result.err
+        assert isinstance(json.loads(result.out), dict)
 
 
 def test_launch_prefixes_lines_and_returns_code(tmp_path: Path) -> None:
@@ -102,10 +102,10 @@ def test_launch_prefixes_lines_and_returns_code(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text(
         "name: test\njobs:\n  worker: {count: 1}\nprogram: python program.py\n"
     )
-    done = run("launch", "cluster.yaml", "--", "--epochs", "3", cwd=tmp_path)
-    assert (done.code, done.err) == (7, "")
-    assert "[worker-0] from a worker\n" in done.out
-    assert "arguments ['--epochs', '3']\n" in done.out
-    assert ": 1 worker, 1 slot, " in done.out  # TARGET is known inside
-    assert '"workers": [' in done.out
-    assert "ok       dispatcher localhost:" in done.out  # with its token
+    result = run("launch", "cluster.yaml", "--", "--epochs", "3", cwd=tmp_path)
+    assert (result.code, result.err) == (7, "")
+    assert "[worker-0] from a worker\n" in result.out
+    assert "arguments ['--epochs', '3']\n" in result.out
+    assert ": 1 worker, 1 slot, " in result.out  # TARGET is known inside
+    assert '"workers": [' in result.out
+    assert "ok       dispatcher localhost:" in result.out  # with its token

@@ -173,14 +173,17 @@ def test_auto_slots_are_the_cores_that_this_process_may_use() -> None:
 
 
 def test_env_values_never_shown() -> None:
-    made = ClusterConfig(
+    config_object = ClusterConfig(
         name="c", program="x", jobs=JobsConfig(ps=Job(count=1, env={"PASSWORD": "hunter2"}))
     )
-    assert "PASSWORD" in repr(made)
-    assert "hunter2" not in repr(made)
+    assert "PASSWORD" in repr(config_object)
+    assert "hunter2" not in repr(config_object)
     with pytest.raises(ConfigError) as caught:
         ClusterConfig.from_dict(
-            {**made.to_dict(), "jobs": {"ps": {"count": 1, "env": {"PASSWORD": ["hunter2"]}}}}
+            {
+                **config_object.to_dict(),
+                "jobs": {"ps": {"count": 1, "env": {"PASSWORD": ["hunter2"]}}},
+            }
         )
     assert "hunter2" not in str(caught.value)
 
@@ -331,8 +334,8 @@ _TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
     words=st.lists(_TEXT, min_size=1),
 )
 def test_text_survives_way_to_child(file: Path, env: dict[str, str], words: list[str]) -> None:
-    made = ClusterConfig(
+    config_object = ClusterConfig(
         name="c", program=["x", *words], jobs=JobsConfig(worker=WorkerJob(count=1, env=env))
     )
-    file.write_text(made.to_yaml())
-    assert ClusterConfig.load(file) == made
+    file.write_text(config_object.to_yaml())
+    assert ClusterConfig.load(file) == config_object

@@ -70,11 +70,11 @@ def test_string_conversion() -> None:
     assert (str(spec), repr(spec)) == (expected, expected)
 
 
-def four_ways_are_one(given: dict[str, Any]) -> bool:
+def four_ways_are_one(jobs: dict[str, Any]) -> bool:
     """Whether a dict, its spec, the spec's def and the spec's dict are the same cluster."""
-    spec = ClusterSpec(given)
+    spec = ClusterSpec(jobs)
     cluster = spec.as_cluster_def()
-    ways = [ClusterSpec(same) for same in (given, spec, cluster, spec.as_dict())]
+    ways = [ClusterSpec(source) for source in (jobs, spec, cluster, spec.as_dict())]
     return all(way == spec and way.as_cluster_def() == cluster for way in ways)
 
 
@@ -89,18 +89,18 @@ def test_proto_dict_def_equivalences_with_zero_worker() -> None:
 
 
 def test_cluster_spec_accessors() -> None:
-    given: dict[str, Any] = {
+    jobs: dict[str, Any] = {
         "ps": ["ps0:2222", "ps1:2222"],
         "worker": ["worker0:2222", "worker1:2222", "worker2:2222"],
         "sparse": {0: "sparse0:2222", 3: "sparse3:2222"},
     }
-    spec = ClusterSpec(given)
-    assert spec.as_dict() == given
-    assert [spec.num_tasks(job) for job in given] == [2, 3, 2]
-    assert [spec.task_indices(job) for job in given] == [[0, 1], [0, 1, 2], [0, 3]]
+    spec = ClusterSpec(jobs)
+    assert spec.as_dict() == jobs
+    assert [spec.num_tasks(job) for job in jobs] == [2, 3, 2]
+    assert [spec.task_indices(job) for job in jobs] == [[0, 1], [0, 1, 2], [0, 3]]
     assert spec.task_address("ps", 1) == "ps1:2222"
     assert spec.task_address("sparse", 3) == "sparse3:2222"
-    assert spec.job_tasks("worker") == given["worker"]
+    assert spec.job_tasks("worker") == jobs["worker"]
     assert spec.job_tasks("sparse") == ["sparse0:2222", None, None, "sparse3:2222"]
     for ask in (
         spec.num_tasks,
@@ -131,10 +131,10 @@ def test_eq() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"job": ["b:1", "a:1"]}, {"job": ["a:1", "c:1"]}, {"other": ["a:1", "b:1"]}, {}]
+    "second", [{"job": ["b:1", "a:1"]}, {"job": ["a:1", "c:1"]}, {"other": ["a:1", "b:1"]}, {}]
 )
-def test_ne(other: dict[str, list[str]]) -> None:
-    assert ClusterSpec({"job": ["a:1", "b:1"]}) != ClusterSpec(other)
+def test_ne(second: dict[str, list[str]]) -> None:
+    assert ClusterSpec({"job": ["a:1", "b:1"]}) != ClusterSpec(second)
 
 
 # -- the rest of the contract ----------------------------------------------------------------------
@@ -198,10 +198,10 @@ def test_task_address_needs_int_index(index: Any) -> None:
 
 def test_argument_copied_and_def_cached() -> None:
     addresses = ["a:1"]
-    given = {"worker": addresses}
-    spec = ClusterSpec(given)
+    jobs = {"worker": addresses}
+    spec = ClusterSpec(jobs)
     addresses.append("b:1")
-    given["ps"] = ["c:1"]
+    jobs["ps"] = ["c:1"]
     as_list = spec.as_dict()["worker"]
     assert isinstance(as_list, list)
     as_list.append("d:1")
@@ -308,20 +308,20 @@ def test_server_def_survives_yaml() -> None:
 
 
 def test_equal_content_gives_equal_bytes() -> None:
-    one, other = JobDef("w", {1: "a:1", 10: "b:1"}), JobDef("w", {10: "b:1", 1: "a:1"})
-    assert one == other
+    first, second = JobDef("w", {1: "a:1", 10: "b:1"}), JobDef("w", {10: "b:1", 1: "a:1"})
+    assert first == second
     assert (
-        one.SerializeToString()
-        == other.SerializeToString()
+        first.SerializeToString()
+        == second.SerializeToString()
         == b'{"name":"w","tasks":{"1":"a:1","10":"b:1"}}'
     )
 
 
 def test_from_dict_copies_its_source() -> None:
     source = SERVER.to_dict()
-    made = ServerDef.from_dict(source)
+    parsed = ServerDef.from_dict(source)
     source["default_session_config"]["nested"]["list"].append("later")
-    assert made == SERVER
+    assert parsed == SERVER
 
 
 @pytest.mark.parametrize(
@@ -375,7 +375,7 @@ def test_filtered_task_sees_matches_and_itself() -> None:
     filters = ClusterDeviceFilters()
     filters.set_device_filters("worker", 0, ["/job:ps/task:1", "/job:chief"])
     filters.set_device_filters("worker", 2, [])
-    seen = [
+    visible = [
         filters.is_visible("worker", 0, device)
         for device in (
             "/job:worker/task:0",
@@ -385,7 +385,7 @@ def test_filtered_task_sees_matches_and_itself() -> None:
             "/job:chief/task:0",
         )
     ]
-    assert seen == [True, False, False, True, True]
+    assert visible == [True, False, False, True, True]
     assert filters.is_visible("worker", 1, "/job:worker/task:0"), "no filters were set for it"
     assert filters.is_visible("worker", 2, "/job:worker/task:0"), (
         "an empty list of filters hides nothing"

@@ -30,11 +30,11 @@ _TYPES: dict[str, Any] = {
 
 def fits(value: Any, rule: dict[str, Any], top: dict[str, Any]) -> bool:
     """Whether a value fits a rule. Raises KeyError for a keyword that is not known here."""
-    return all(_KEYWORDS[key](value, wanted, rule, top) for key, wanted in rule.items())
+    return all(_KEYWORDS[key](value, expected, rule, top) for key, expected in rule.items())
 
 
-def _has_type(value: Any, wanted: str | list[str]) -> bool:
-    names = [wanted] if isinstance(wanted, str) else wanted
+def _has_type(value: Any, expected: str | list[str]) -> bool:
+    names = [expected] if isinstance(expected, str) else expected
     return any(
         isinstance(value, _TYPES[name]) and (name == "boolean" or not isinstance(value, bool))
         for name in names
@@ -50,8 +50,8 @@ _KEYWORDS: dict[str, Any] = {
     "$ref": lambda v, w, r, top: fits(v, top["$defs"][w.rpartition("/")[2]], top),
     "type": lambda v, w, r, top: _has_type(v, w),
     "enum": lambda v, w, r, top: v in w and not isinstance(v, bool),
-    "anyOf": lambda v, w, r, top: any(fits(v, each, top) for each in w),
-    "oneOf": lambda v, w, r, top: sum(fits(v, each, top) for each in w) == 1,
+    "anyOf": lambda v, w, r, top: any(fits(v, entry, top) for entry in w),
+    "oneOf": lambda v, w, r, top: sum(fits(v, entry, top) for entry in w) == 1,
     "required": lambda v, w, r, top: not isinstance(v, dict) or set(w) <= set(v),
     "properties": lambda v, w, r, top: (
         not isinstance(v, dict) or all(fits(v[key], w[key], top) for key in w if key in v)
@@ -111,12 +111,12 @@ def test_schema_refuses_structural_mistakes() -> None:
 
 
 def test_schema_keys_have_descriptions() -> None:
-    made = schema()
+    schema_dict = schema()
     untold = [
         f"{section}.{key}"
-        for section, rule in made["$defs"].items()
-        for key, each in rule["properties"].items()
-        if "description" not in each
+        for section, rule in schema_dict["$defs"].items()
+        for key, entry in rule["properties"].items()
+        if "description" not in entry
     ]
     assert untold == []
 

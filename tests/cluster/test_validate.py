@@ -80,8 +80,8 @@ def test_mistake_is_one_line_with_code_2(text: str, expected: str) -> None:
     Path("c.yaml").write_text(text)
     result = run("c.yaml", "--json")
     assert (result.exit_code, result.stdout) == (ExitCode.CONFIG, "")
-    place = expected.partition(": ")[0]
-    assert result.stderr.startswith(f"zmqdist validate: {place}: ")
+    position = expected.partition(": ")[0]
+    assert result.stderr.startswith(f"zmqdist validate: {position}: ")
     assert result.stderr.count("\n") == 1
 
 

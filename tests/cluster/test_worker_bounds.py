@@ -11,9 +11,9 @@ from zmqdist.cluster import ClusterConfig
 from zmqdist.errors import ConfigError
 
 
-def config(worker: dict[str, Any], **others: Any) -> ClusterConfig:
+def config(worker: dict[str, Any], **rest: Any) -> ClusterConfig:
     return ClusterConfig.from_dict(
-        {"name": "c", "jobs": {"worker": worker}, "program": "python x.py", **others}
+        {"name": "c", "jobs": {"worker": worker}, "program": "python x.py", **rest}
     )
 
 
@@ -30,7 +30,7 @@ def test_count_is_the_most_without_bounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("worker", "others", "text"),
+    ("worker", "rest", "text"),
     [
         ({"count": 2, "min": 1}, {}, "jobs.worker.min: is given without max"),
         ({"count": 2, "max": 3}, {}, "jobs.worker.max: is given without min"),
@@ -52,7 +52,7 @@ def test_count_is_the_most_without_bounds() -> None:
     ],
 )
 def test_contradicting_bounds_are_refused(
-    worker: dict[str, Any], others: dict[str, Any], text: str
+    worker: dict[str, Any], rest: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(text)):
-        config(worker, **others)
+        config(worker, **rest)

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.shares_cluster
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[TestCluster]:
-    with TestCluster(2) as made:
-        yield made
+    with TestCluster(2) as cluster:
+        yield cluster
 
 
 def read(loader: DataLoader[torch.Tensor]) -> list[int]:

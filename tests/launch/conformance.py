@@ -199,7 +199,7 @@ def r3_after_close_no_role_runs_and_each_end_was_reported(rig: Rig) -> None:
 
 
 def r3_close_kills_a_role_that_does_not_end_within_the_grace(rig: Rig) -> None:
-    begun = threading.Event()
+    start_event = threading.Event()
 
     def endless() -> None:
         print("begun", flush=True)
@@ -208,12 +208,12 @@ def r3_close_kills_a_role_that_does_not_end_within_the_grace(rig: Rig) -> None:
 
     def on_line(line: str) -> None:
         if line == "begun":
-            begun.set()
+            start_event.set()
 
     role = rig.start(on_line=on_line)
     with ClusterCoordinator(rig.dispatcher.target) as coordinator:
         coordinator.schedule(endless)
-        assert begun.wait(PATIENCE_S)
+        assert start_event.wait(PATIENCE_S)
         role.signal(signal.SIGSTOP)
         rig.launcher.close(0.5)
         assert rig.exits == [role]

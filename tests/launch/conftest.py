@@ -14,12 +14,12 @@ from tests.launch.helpers import Launched
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
     """Return `launch(program, ...)`, which makes a `Launched` in the test's own folder."""
-    made: list[Launched] = []
+    launchers: list[Launched] = []
 
     def make(*args: Any, **options: Any) -> Launched:
-        made.append(Launched(tmp_path, *args, **options))
-        return made[-1]
+        launchers.append(Launched(tmp_path, *args, **options))
+        return launchers[-1]
 
     yield make
-    for each in made:
-        each.kill()
+    for launcher in launchers:
+        launcher.kill()

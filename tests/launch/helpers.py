@@ -69,12 +69,12 @@ UNTIL_END_FILE = """
 """
 
 
-def eventually(found: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:
+def eventually(matches: Callable[[], bool], subject: str, within_s: float = PATIENCE_S) -> None:
     """Poll a condition until it is true; the text of a failure names the condition."""
     deadline = time.monotonic() + within_s
     pause = threading.Event()
-    while not found():
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
+    while not matches():
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {subject}"
         pause.wait(0.01)
 
 
@@ -164,11 +164,11 @@ class Launched:
                 repr(text),
                 within_s,
             )
-        found = [line for line in self.lines if text in line]
-        assert found, (
+        matches = [line for line in self.lines if text in line]
+        assert matches, (
             f"it ended without {text!r}, or did not print it within {within_s:g} s:\n{self.text}"
         )
-        return found[0]
+        return matches[0]
 
     def ends(self, within_s: float = PATIENCE_S) -> int:
         """Wait for the end of the launcher, and return its exit code."""
@@ -184,26 +184,26 @@ class Launched:
 
     def task(self, job: str, index: int) -> int:
         """The pid of a worker or ps."""
-        found: list[int] = []
+        matches: list[int] = []
 
         def look() -> bool:
             for folder in self._processes():
                 if read(folder / "comm") == f"{job}:{index}\n":
                     # the name of the process in `ps`, `top` and `pgrep`
-                    found.append(int(folder.name))
-            return bool(found)
+                    matches.append(int(folder.name))
+            return bool(matches)
 
         eventually(look, f"{job} {index} runs")
-        return found[0]
+        return matches[0]
 
     def agents(self) -> dict[int, Path]:
         """Return the folder of each agent that runs for the launcher, by the pid of the agent."""
-        found = {}
+        matches = {}
         for folder in self._processes():
             for descriptor in links(folder / "fd"):
                 if descriptor.name == OWNER and descriptor.is_relative_to(MEMORY_FOLDER):
-                    found[int(folder.name)] = descriptor.parent
-        return found
+                    matches[int(folder.name)] = descriptor.parent
+        return matches
 
     def interrupt(self) -> None:
         """Send SIGINT to the launcher's process group, as Ctrl-C at a terminal does. Without a
@@ -242,7 +242,7 @@ class Launched:
 def links(folder: Path) -> list[Path]:
     """Return the files of the descriptors of a process; an empty list if the process has ended."""
     try:
-        return [each.readlink() for each in folder.iterdir()]
+        return [item.readlink() for item in folder.iterdir()]
     except OSError:
         return []
 
@@ -320,7 +320,7 @@ def documents(text: str) -> list[dict[str, Any]]:
 
 def named(text: str) -> dict[str, dict[str, Any]]:
     """The objects by "Kind/name"."""
-    return {f"{each['kind']}/{each['metadata']['name']}": each for each in documents(text)}
+    return {f"{item['kind']}/{item['metadata']['name']}": item for item in documents(text)}
 
 
 def expanded(text: str, variables: Mapping[str, str]) -> str:
@@ -328,7 +328,7 @@ def expanded(text: str, variables: Mapping[str, str]) -> str:
     known variable, $$ by a dollar."""
     return re.sub(
         r"\$\$|\$\((\w+)\)",
-        lambda found: "$" if found[0] == "$$" else variables.get(found[1], found[0]),
+        lambda matches: "$" if matches[0] == "$$" else variables.get(matches[1], matches[0]),
         text,
     )
 
@@ -347,14 +347,14 @@ class Pod:
         self.folder.mkdir()
         self._cluster = cluster
         for mount in self.container.get("volumeMounts", ()):
-            volume = next(each for each in spec["volumes"] if each["name"] == mount["name"])
+            volume = next(item for item in spec["volumes"] if item["name"] == mount["name"])
             self._mount(self.folder / "root" / mount["mountPath"].lstrip("/"), volume)
         self.environment: dict[str, str] = {}
-        for each in self.container.get("env", ()):
-            field = each.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+        for item in self.container.get("env", ()):
+            field = item.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
             assert field in (None, "metadata.labels['apps.kubernetes.io/pod-index']")
-            value = str(index) if field else expanded(each["value"], self.environment)
-            self.environment[each["name"]] = self._here(value)
+            value = str(index) if field else expanded(item["value"], self.environment)
+            self.environment[item["name"]] = self._here(value)
 
     def _mount(self, folder: Path, volume: Mapping[str, Any]) -> None:
         """Write mounted files as the kubelet does: into a hidden folder with a new name for each
@@ -364,8 +364,8 @@ class Pod:
         folder.joinpath("..data").symlink_to(real.name)
         if "secret" in volume:
             files = {
-                each["path"]: self._cluster.secret[each["key"]]
-                for each in volume["secret"]["items"]
+                item["path"]: self._cluster.secret[item["key"]]
+                for item in volume["secret"]["items"]
             }
             mode = volume["secret"]["defaultMode"]
         else:
@@ -378,7 +378,7 @@ class Pod:
 
     def _here(self, text: str) -> str:
         """Replace addresses and mounted folders of the cluster by those of this host."""
-        text = ADDRESS.sub(lambda found: self._cluster.address_of(found[0]), text)
+        text = ADDRESS.sub(lambda matches: self._cluster.address_of(matches[0]), text)
         return text.replace("/etc/zmqdist", str(self.folder / "root/etc/zmqdist"))
 
     def command(self, words: list[str]) -> list[str]:
@@ -454,13 +454,13 @@ class Pods:
         return self._addresses[address]
 
     def _pods(self) -> Iterator[Pod]:
-        for key, each in self.objects.items():
+        for key, item in self.objects.items():
             kind, _, name = key.partition("/")
             if kind == "StatefulSet":
-                for index in range(each["spec"]["replicas"]):
-                    yield Pod(f"{name}-{index}", each["spec"]["template"]["spec"], index, self)
+                for index in range(item["spec"]["replicas"]):
+                    yield Pod(f"{name}-{index}", item["spec"]["template"]["spec"], index, self)
             elif kind == "Job":
-                yield Pod(name, each["spec"]["template"]["spec"], None, self)
+                yield Pod(name, item["spec"]["template"]["spec"], None, self)
 
     def __enter__(self) -> Pods:
         for pod in self.pods.values():
@@ -485,15 +485,15 @@ class Pods:
     def processes(self) -> list[int]:
         """Return the pids of all running processes of the pods."""
         mark = f"ZMQDIST_PODS={self.folder}".encode()
-        found = []
+        matches = []
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit() and int(folder.name) != os.getpid():
                 try:
                     if mark in (folder / "environ").read_bytes().split(b"\0"):
-                        found.append(int(folder.name))
+                        matches.append(int(folder.name))
                 except OSError:  # the process has just ended
                     pass
-        return found
+        return matches
 
     def text(self) -> str:
         """Return the output of all pods, for the text of a failure."""

@@ -148,10 +148,10 @@ def test_ctrl_c_ends_everything_and_leaves_nothing(launch: Launcher) -> None:
 class Pool:
     """Yield a pool of agents with a launcher of tasks that need no dispatcher."""
 
-    def __init__(self, pool: AgentPool, said: list[str]) -> None:
+    def __init__(self, pool: AgentPool, output: list[str]) -> None:
         self.pool = pool
         self.exits: list[RunningRole] = []
-        self.hosts = Hosts(pool, self.exits.append, said.append)
+        self.hosts = Hosts(pool, self.exits.append, output.append)
 
     def start(self, index: int, address: str) -> RunningRole:
         return self.hosts.start_role(
@@ -164,10 +164,10 @@ class Pool:
 
 
 def test_ps_keeps_port_and_ends_with_host() -> None:
-    said: list[str] = []
-    pool = AgentPool(pipe_hosts("a", "b"), said.append)
+    output: list[str] = []
+    pool = AgentPool(pipe_hosts("a", "b"), output.append)
     try:
-        cluster = Pool(pool, said)
+        cluster = Pool(pool, output)
         address = pool.reserve("ps:0")
         role = cluster.start(0, address)
         assert role.host == "a"
@@ -184,7 +184,7 @@ def test_ps_keeps_port_and_ends_with_host() -> None:
             "a program that restores its last checkpoint continues from it"
         )
         assert (never.exit_code, never.host) == (ExitCode.REFUSED, "")
-        assert said == ["[a] is lost: its agent ended (killed by SIGKILL)"]
+        assert output == ["[a] is lost: its agent ended (killed by SIGKILL)"]
         cluster.hosts.close(0.0)
         remove_left_behind(Path(pool.hello("a").folder).parent)
     finally:
@@ -207,7 +207,7 @@ def test_ps_of_lost_host_reported_once_with_remedy(
         "`zmqdist launch` again without that host; a program that restores its last checkpoint "
         "continues from it); its variables are lost; it is not started again"
     )
-    assert [each for each in job.lines if "ps-0" in each] == [line]
+    assert [item for item in job.lines if "ps-0" in item] == [line]
 
 
 def test_role_without_free_slot_ends_with_reason() -> None:
@@ -229,8 +229,8 @@ def test_role_without_free_slot_ends_with_reason() -> None:
 def test_unbindable_port_error_names_host() -> None:
     pool = AgentPool(pipe_hosts("a"), lambda line: None)
     try:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
             with pytest.raises(
                 errors.UnknownError,
                 match=f"a: could not bind 127.0.0.1:{port}: Address already in use",
@@ -303,10 +303,10 @@ def test_agent_ends_with_roles_and_folder(how: str) -> None:
         (hello,) = events(process, 1)
         process.stdin.write(encode(worker(1)))
         process.stdin.flush()
-        while (started := events(process, 1)[0])["is"] != "RoleStarted":
+        while (event := events(process, 1)[0])["is"] != "RoleStarted":
             pass
         assert Path(str(hello["folder"]), "keys/secret").stat().st_mode & 0o777 == 0o600
-        pid = int(str(started["pid"]))
+        pid = int(str(event["pid"]))
         if how == "end of input":
             process.stdin.close()
         elif how == "close":
@@ -377,25 +377,25 @@ def speaking(tmp_path: Path, *lines: str) -> str:
     return str(script)
 
 
-@pytest.mark.parametrize(("event", "told"), BAD, ids=[row[1][3:30] for row in BAD])
+@pytest.mark.parametrize(("event", "message"), BAD, ids=[row[1][3:30] for row in BAD])
 def test_unfit_host_error_is_one_sentence(
-    tmp_path: Path, event: dict[str, object], told: str
+    tmp_path: Path, event: dict[str, object], message: str
 ) -> None:
     python = speaking(tmp_path, json.dumps(event)) if event else speaking(tmp_path)
     with pytest.raises((errors.FailedPreconditionError, errors.UnavailableError)) as caught:
         AgentPool([pipe_host("a", python=python)], lambda line: None)
-    assert str(caught.value) == told
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(
-    ("ahead_s", "told"), [(601, "10.0 minutes ahead of"), (-601, "10.0 minutes behind")]
+    ("ahead_s", "message"), [(601, "10.0 minutes ahead of"), (-601, "10.0 minutes behind")]
 )
-def test_clock_minutes_off_is_a_warning(tmp_path: Path, ahead_s: float, told: str) -> None:
-    said: list[str] = []
+def test_clock_minutes_off_is_a_warning(tmp_path: Path, ahead_s: float, message: str) -> None:
+    output: list[str] = []
     python = speaking(tmp_path, json.dumps(HELLO | {"clock_s": time.time() + ahead_s}))
-    AgentPool([pipe_host("a", python=python)], said.append).close()
-    (warning,) = said
-    assert warning.startswith(f"[a] warning: its clock is {told} this host's"), warning
+    AgentPool([pipe_host("a", python=python)], output.append).close()
+    (warning,) = output
+    assert warning.startswith(f"[a] warning: its clock is {message} this host's"), warning
 
 
 def test_login_shell_output_before_hello_is_harmless(tmp_path: Path) -> None:
@@ -407,16 +407,16 @@ def test_login_shell_output_before_hello_is_harmless(tmp_path: Path) -> None:
 
 def test_two_own_addresses_need_one_in_file(tmp_path: Path) -> None:
     hosts = []
-    for name, seen in (("a", "127.0.0.1"), ("b", "127.0.0.2")):
+    for name, records in (("a", "127.0.0.1"), ("b", "127.0.0.2")):
         (tmp_path / name).mkdir()
-        hello = HELLO | {"clock_s": time.time(), "reached_from": seen}
+        hello = HELLO | {"clock_s": time.time(), "reached_from": records}
         hosts.append(pipe_host(name, python=speaking(tmp_path / name, json.dumps(hello))))
     pool = AgentPool(hosts, lambda line: None)
     try:
         with pytest.raises(errors.FailedPreconditionError) as caught:
             pool.own_address()
-        told = "a reaches this host at 127.0.0.1 and b at 127.0.0.2: write an address that all hosts reach as"
-        assert str(caught.value).startswith(told)
+        message = "a reaches this host at 127.0.0.1 and b at 127.0.0.2: write an address that all hosts reach as"
+        assert str(caught.value).startswith(message)
     finally:
         pool.close()
 

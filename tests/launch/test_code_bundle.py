@@ -215,10 +215,10 @@ class Hosts:
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    made = Hosts(tmp_path)
-    yield made
-    made.pool.close()
-    assert not list(made.temporary.iterdir()), "an agent removes the code at its end"
+    pool_of_hosts = Hosts(tmp_path)
+    yield pool_of_hosts
+    pool_of_hosts.pool.close()
+    assert not list(pool_of_hosts.temporary.iterdir()), "an agent removes the code at its end"
 
 
 def test_host_with_equal_files_gets_no_code(project: Path, hosts: Hosts) -> None:

@@ -128,10 +128,10 @@ WRONG: list[tuple[str, type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("place", "kind", "told"), WRONG, ids=[row[0] for row in WRONG])
-def test_bad_target_error_names_valid_forms(place: str, kind: type[Exception], told: str) -> None:
-    with pytest.raises(kind, match=told):
-        zd.connect(place)
+@pytest.mark.parametrize(("target", "kind", "text"), WRONG, ids=[row[0] for row in WRONG])
+def test_bad_target_error_names_valid_forms(target: str, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        zd.connect(target)
 
 
 def test_missing_target_error_has_remedy(
@@ -168,13 +168,14 @@ def test_local_cluster_grows_and_shrinks() -> None:
             lambda: coordinator.workers() == ["worker:0", "worker:1", "worker:2"],
             "the coordinator hears of it",
         )
-        gone = cluster.pids["worker:2"]
+        pid = cluster.pids["worker:2"]
         cluster.kill_worker(1)
         assert cluster.workers == 3  # a lost worker still counts
         cluster.scale(1)
         assert (cluster.workers, list(cluster.pids)) == (1, ["worker:0"])
         eventually(
-            lambda: not Path(f"/proc/{gone}").exists(), "the process of a worker that has left ends"
+            lambda: not Path(f"/proc/{pid}").exists(),
+            "the process of a worker that has left ends",
         )
         cluster.scale(2)
         eventually(

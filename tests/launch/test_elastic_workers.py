@@ -63,8 +63,8 @@ class Cluster:
         )
 
     def scale(self, size: str, *options: str) -> tuple[int, str, str]:
-        done = run_here("scale", *self.target(), size, "--timeout", "20", *options)
-        return done.code, done.out, done.err
+        result = run_here("scale", *self.target(), size, "--timeout", "20", *options)
+        return result.code, result.out, result.err
 
     def target(self) -> list[str]:
         """TARGET and secret, as options."""
@@ -78,9 +78,9 @@ class Cluster:
         return [runtime.dispatcher, *secret]
 
     def status(self) -> dict[str, Any]:
-        done = run_here("status", *self.target(), "--json", "--timeout", "20")
-        assert done.code == 0, done.err
-        return json.loads(done.out)  # type: ignore[no-any-return]
+        result = run_here("status", *self.target(), "--json", "--timeout", "20")
+        assert result.code == 0, result.err
+        return json.loads(result.out)  # type: ignore[no-any-return]
 
     def workers(self) -> list[str]:
         return [row["name"] for row in self.status()["workers"]]
@@ -91,10 +91,10 @@ class Cluster:
     def is_started(self, index: int) -> bool:
         """Whether a worker has a process, registered or not."""
         return any(
-            read(each / "comm") == f"worker:{index}\n"
-            for each in Path("/proc").iterdir()
-            if each.name.isdigit()
-            and f"TMPDIR={self.job.temporary}" in read(each / "environ").split("\0")
+            read(item / "comm") == f"worker:{index}\n"
+            for item in Path("/proc").iterdir()
+            if item.name.isdigit()
+            and f"TMPDIR={self.job.temporary}" in read(item / "environ").split("\0")
         )
 
     def end(self) -> int:
@@ -259,9 +259,9 @@ def test_two_sizes_at_once_both_commands_end(cluster: Cluster) -> None:
             threads.submit(cluster.scale, "worker=3"),
         )
         assert (first.result(60.0)[0], second.result(60.0)[0]) == (0, 0)
-    wanted = cluster.status()["scaling"]["wanted"]
-    assert wanted in (2, 3)
-    eventually(lambda: len(cluster.workers()) == wanted, "the last size holds")
+    expected = cluster.status()["scaling"]["wanted"]
+    assert expected in (2, 3)
+    eventually(lambda: len(cluster.workers()) == expected, "the last size holds")
     assert cluster.end() == 0
     cluster.job.left_nothing()
 
@@ -363,9 +363,9 @@ def test_launcher_bug_fails_request_not_thread(
 
 
 def test_unstartable_role_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
+    output: list[str] = []
     exits: list[tuple[Any, ...]] = []
-    tasks = Tasks(lambda *exit: exits.append(exit), lambda *_: None, said.append)
+    tasks = Tasks(lambda *exit: exits.append(exit), lambda *_: None, output.append)
     folder = tmp_path / "gone"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -375,16 +375,16 @@ def test_unstartable_role_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     finally:
         tasks.close(0.0)
     assert exits == [(3, None, False)]
-    assert [line.partition(" was removed")[0] for line in said] == [
+    assert [line.partition(" was removed")[0] for line in output] == [
         "[worker-3] cannot be started: the working directory of this process"
     ]
 
 
 def test_size_without_launcher_has_remedy() -> None:
     with DispatchServer() as server:
-        done = run_here("scale", server.address, "worker=2")
-    assert done.code == 2
-    assert done.err == f"zmqdist scale: {NO_LAUNCHER}\n"
+        result = run_here("scale", server.address, "worker=2")
+    assert result.code == 2
+    assert result.err == f"zmqdist scale: {NO_LAUNCHER}\n"
 
 
 PS = """

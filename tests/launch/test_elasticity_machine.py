@@ -38,14 +38,14 @@ def registered(count: int, bounds: SizeBounds | None = None) -> Elasticity:
     return machine
 
 
-def idle(*indices: int, done: int = 0) -> tuple[SeenWorker, ...]:
-    return tuple(SeenWorker(index, 1, 0, done) for index in indices)
+def idle(*indices: int, done_count: int = 0) -> tuple[SeenWorker, ...]:
+    return tuple(SeenWorker(index, 1, 0, done_count) for index in indices)
 
 
 def request(
-    machine: Elasticity, count: int, seen: tuple[SeenWorker, ...] = (), force: bool = False
+    machine: Elasticity, count: int, workers: tuple[SeenWorker, ...] = (), force: bool = False
 ) -> list[ElasticityEffect]:
-    return machine.handle(SizeRequested(1, count, 2.0, seen, force), 10.0)
+    return machine.handle(SizeRequested(1, count, 2.0, workers, force), 10.0)
 
 
 def test_request_starts_lowest_free_indices() -> None:
@@ -61,8 +61,8 @@ def test_manual_worker_keeps_its_index() -> None:
 
 
 def test_request_removes_workers_with_least_loss() -> None:
-    seen = (SeenWorker(0, 1, 0, 0), SeenWorker(1, 1, 1, 0), SeenWorker(2, 1, 0, 0, burden=2))
-    assert request(registered(3), 1, seen)[-1] == AcceptSize(1, 1, (), (0, 1))
+    workers = (SeenWorker(0, 1, 0, 0), SeenWorker(1, 1, 1, 0), SeenWorker(2, 1, 0, 0, burden=2))
+    assert request(registered(3), 1, workers)[-1] == AcceptSize(1, 1, (), (0, 1))
 
 
 def test_unregistered_worker_leaves_first_by_signal() -> None:
@@ -73,10 +73,10 @@ def test_unregistered_worker_leaves_first_by_signal() -> None:
 
 def test_size_refused_unless_forced() -> None:
     machine = registered(2)
-    seen = (SeenWorker(0, 1, 0, 0, 1, refused=True), SeenWorker(1, 1, 0, 0, 1, refused=True))
-    assert request(machine, 1, seen) == [RefuseSize(1, refused=(1,))]
+    workers = (SeenWorker(0, 1, 0, 0, 1, refused=True), SeenWorker(1, 1, 0, 0, 1, refused=True))
+    assert request(machine, 1, workers) == [RefuseSize(1, refused=(1,))]
     assert (machine.wanted, machine.leaving) == (2, [])
-    assert request(machine, 1, seen, force=True) == [
+    assert request(machine, 1, workers, force=True) == [
         DrainWorker(1, 2.0),
         AcceptSize(1, 1, (), (1,)),
     ]
@@ -206,10 +206,10 @@ def test_short_burst_starts_nothing() -> None:
 
 def test_idle_workers_leave_down_to_min() -> None:
     machine = registered(4, SizeBounds(1, 4, 5.0))
-    seen = (*idle(0, 1), SeenWorker(2, 1, 0, 0, burden=1), *idle(3))
-    assert machine.handle(ClusterSeen(0, seen), 1.0) == []
-    assert machine.handle(ClusterSeen(0, seen), 5.9) == []
-    assert machine.handle(ClusterSeen(0, seen), 6.0) == [
+    workers = (*idle(0, 1), SeenWorker(2, 1, 0, 0, burden=1), *idle(3))
+    assert machine.handle(ClusterSeen(0, workers), 1.0) == []
+    assert machine.handle(ClusterSeen(0, workers), 5.9) == []
+    assert machine.handle(ClusterSeen(0, workers), 6.0) == [
         DrainWorker(index, GRACE_S) for index in (3, 1, 0)
     ]
     assert machine.wanted == 1
@@ -218,9 +218,11 @@ def test_idle_workers_leave_down_to_min() -> None:
 def test_worker_with_finished_work_is_not_idle() -> None:
     machine = registered(2, SizeBounds(1, 4, 5.0))
     machine.handle(ClusterSeen(0, idle(0, 1)), 1.0)
-    machine.handle(ClusterSeen(0, idle(0, 1, done=7)), 4.0)
-    assert machine.handle(ClusterSeen(0, idle(0, 1, done=7)), 8.0) == []
-    assert machine.handle(ClusterSeen(0, idle(0, 1, done=7)), 9.0) == [DrainWorker(1, GRACE_S)]
+    machine.handle(ClusterSeen(0, idle(0, 1, done_count=7)), 4.0)
+    assert machine.handle(ClusterSeen(0, idle(0, 1, done_count=7)), 8.0) == []
+    assert machine.handle(ClusterSeen(0, idle(0, 1, done_count=7)), 9.0) == [
+        DrainWorker(1, GRACE_S)
+    ]
 
 
 def test_size_constant_without_bounds() -> None:

@@ -34,8 +34,8 @@ WAITS = PROGRAM + "import time\ntime.sleep(60)\n"
 
 def processes(mark: str) -> list[str]:
     """The pids of the processes whose environment has the mark."""
-    found = [each for each in Path("/proc").iterdir() if each.name.isdigit()]
-    return [each.name for each in found if mark in read(each / "environ").split("\0")]
+    matches = [item for item in Path("/proc").iterdir() if item.name.isdigit()]
+    return [item.name for item in matches if mark in read(item / "environ").split("\0")]
 
 
 @pytest.fixture

@@ -90,31 +90,31 @@ def test_path_unwritable_during_removal(
         killed()
         (path,) = temporary.iterdir()
     rmtree = shutil.rmtree
-    tried: list[Path] = []
+    attempts: list[Path] = []
 
-    def writes_first(place: Path, ignore_errors: bool) -> None:
+    def writes_first(folder: Path, ignore_errors: bool) -> None:
         with pytest.raises(FileNotFoundError):
             (path / "keys").mkdir()
-        tried.append(path)
-        rmtree(place, ignore_errors=ignore_errors)
+        attempts.append(path)
+        rmtree(folder, ignore_errors=ignore_errors)
 
     monkeypatch.setattr(folders.shutil, "rmtree", writes_first)
     if remover == "its owner":
         folder.close()
     else:
         assert remove_left_behind() == [path]
-    assert tried == [path]
+    assert attempts == [path]
     assert not list(temporary.iterdir())
 
 
 def test_unrenamable_folder_is_removed(temporary: Path) -> None:
     killed()
     (left,) = temporary.iterdir()
-    other = left.with_name(f"{left.name}.removed")
-    other.mkdir(mode=0o755)  # of another user, who has seen the name
-    (other / "theirs").touch()
+    second = left.with_name(f"{left.name}.removed")
+    second.mkdir(mode=0o755)  # of another user, who has seen the name
+    (second / "theirs").touch()
     assert remove_left_behind() == [left]
-    assert list(temporary.iterdir()) == [other]
+    assert list(temporary.iterdir()) == [second]
 
 
 def test_two_cleaners_see_no_owner(
@@ -122,30 +122,30 @@ def test_two_cleaners_see_no_owner(
 ) -> None:
     killed()
     (left,) = temporary.iterdir()
-    with (left / OWNER).open() as other:
-        fcntl.flock(other, fcntl.LOCK_SH)  # as the other process does while it looks
+    with (left / OWNER).open() as second:
+        fcntl.flock(second, fcntl.LOCK_SH)  # as the other process does while it looks
         assert folders_in_use() == []
         assert remove_left_behind() == [left]
 
 
 @pytest.mark.parametrize(
-    "what", ["its owner lives", "of no run", "being made", "a link", "another name", "a file"]
+    "subject", ["its owner lives", "of no run", "being made", "a link", "another name", "a file"]
 )
-def test_foreign_or_used_folder_stays(what: str, temporary: Path, tmp_path: Path) -> None:
+def test_foreign_or_used_folder_stays(subject: str, temporary: Path, tmp_path: Path) -> None:
     folder = None
-    place = temporary / ("other-x" if what == "another name" else "zmqdist-x")
-    if what == "its owner lives":
+    folder = temporary / ("other-x" if subject == "another name" else "zmqdist-x")
+    if subject == "its owner lives":
         folder = RunFolder()
-    elif what == "a link":
+    elif subject == "a link":
         (tmp_path / "elsewhere").mkdir()
         (tmp_path / "elsewhere" / OWNER).touch()
-        place.symlink_to(tmp_path / "elsewhere")
-    elif what == "a file":
-        place.touch()
+        folder.symlink_to(tmp_path / "elsewhere")
+    elif subject == "a file":
+        folder.touch()
     else:
-        place.mkdir()
-        if what != "of no run":
-            (place / (f".{OWNER}" if what == "being made" else OWNER)).touch()
+        folder.mkdir()
+        if subject != "of no run":
+            (folder / (f".{OWNER}" if subject == "being made" else OWNER)).touch()
     before = set(temporary.rglob("*"))
     assert remove_left_behind() == []
     assert set(temporary.rglob("*")) == before

@@ -62,16 +62,16 @@ Load = Callable[[str], ClusterConfig]
 
 def pods(objects: dict[str, Any]) -> dict[str, Any]:
     """Return the specs of the pods, by component."""
-    found = {}
-    for each in objects.values():
-        if each["kind"] in ("StatefulSet", "Job"):
-            component = each["metadata"]["labels"]["app.kubernetes.io/component"]
-            found[component] = each["spec"]["template"]["spec"]
-    return found
+    matches = {}
+    for entry in objects.values():
+        if entry["kind"] in ("StatefulSet", "Job"):
+            component = entry["metadata"]["labels"]["app.kubernetes.io/component"]
+            matches[component] = entry["spec"]["template"]["spec"]
+    return matches
 
 
 def variables(pod: dict[str, Any]) -> dict[str, str]:
-    return {each["name"]: each.get("value", "") for each in pod["containers"][0].get("env", ())}
+    return {entry["name"]: entry.get("value", "") for entry in pod["containers"][0].get("env", ())}
 
 
 def mounted(pod: dict[str, Any]) -> set[str]:
@@ -96,7 +96,7 @@ def test_file_gives_one_object_per_job(config: Load) -> None:
         "Job/train-evaluator",
         "Job/train-program",
     ]
-    assert {each["metadata"]["namespace"] for each in documents(text)} == {"training"}
+    assert {entry["metadata"]["namespace"] for entry in documents(text)} == {"training"}
 
 
 def test_manifests_are_deterministic(config: Load) -> None:
@@ -130,19 +130,21 @@ def test_pod_file_has_service_addresses(config: Load) -> None:
 def test_service_selects_pods_of_its_job(config: Load) -> None:
     objects = named(render(config(FULL)))
     templates = [
-        each["spec"]["template"] for each in objects.values() if "template" in each.get("spec", {})
+        entry["spec"]["template"]
+        for entry in objects.values()
+        if "template" in entry.get("spec", {})
     ]
     for job in ("dispatcher", "worker", "ps"):
         selector = objects[f"Service/train-{job}"]["spec"]["selector"].items()
-        matched = [each for each in templates if selector <= each["metadata"]["labels"].items()]
+        matched = [entry for entry in templates if selector <= entry["metadata"]["labels"].items()]
         assert matched == [objects[f"StatefulSet/train-{job}"]["spec"]["template"]]
         (port,) = matched[0]["spec"]["containers"][0]["ports"]
         assert port["name"] == objects[f"Service/train-{job}"]["spec"]["ports"][0]["targetPort"]
 
 
 def test_pod_mounts_keys_of_its_role_only(config: Load) -> None:
-    found = {name: mounted(pod) for name, pod in pods(named(render(config(FULL)))).items()}
-    assert found == {
+    matches = {name: mounted(pod) for name, pod in pods(named(render(config(FULL)))).items()}
+    assert matches == {
         "dispatcher": {"server.key", "authorized", "server.pub", "client.key"},
         "ps": {"server.key", "worker.key", "authorized", "server.pub", "client.key"},
         "worker": {"worker.key", "authorized", "server.pub"},
@@ -155,12 +157,12 @@ def test_secret_command_has_all_mounted_files(config: Load, tmp_path: Path) -> N
     loaded = config(FULL)
     text, command = render(loaded), secret_command(loaded)
     secrets = [
-        each
+        entry
         for pod in pods(named(text)).values()
-        for each in pod.get("volumes", ())
-        if "secret" in each
+        for entry in pod.get("volumes", ())
+        if "secret" in entry
     ]
-    assert {each["secret"]["secretName"] for each in secrets} == {"train-keys"}
+    assert {entry["secret"]["secretName"] for entry in secrets} == {"train-keys"}
     assert command in text
     start = "kubectl create secret generic train-keys --namespace training "
     assert command.startswith(f"{start}--from-file='my keys/server.key' ")
@@ -174,13 +176,16 @@ def test_secret_command_has_all_mounted_files(config: Load, tmp_path: Path) -> N
 
 def test_pod_has_resources_and_slots(config: Load) -> None:
     text = render(config(FULL))
-    found = pods(named(text))
-    assert found["worker"]["containers"][0]["resources"] == {
+    matches = pods(named(text))
+    assert matches["worker"]["containers"][0]["resources"] == {
         "requests": {"cpu": "2500m", "memory": "4Gi"},
         "limits": {"memory": "4Gi", "nvidia.com/gpu": "1"},
     }
-    assert found["ps"]["containers"][0]["resources"]["requests"] == {"cpu": "1", "memory": "512Mi"}
-    assert "resources" not in found["program"]["containers"][0]
+    assert matches["ps"]["containers"][0]["resources"]["requests"] == {
+        "cpu": "1",
+        "memory": "512Mi",
+    }
+    assert "resources" not in matches["program"]["containers"][0]
     assert "slots: 3" in text
 
 
@@ -203,10 +208,10 @@ def test_pod_slots_share_cores(config: Load, keys: str, cpu: str, threads: int |
 
 
 def test_pods_take_ports_from_range(config: Load) -> None:
-    found = pods(named(render(config(FULL + "ports: 6000-6100\n"))))
+    matches = pods(named(render(config(FULL + "ports: 6000-6100\n"))))
     assert {
-        name for name, pod in found.items() if variables(pod).get("ZMQDIST_PORTS") == "6000-6100"
-    } == set(found) - {"evaluator"}
+        name for name, pod in matches.items() if variables(pod).get("ZMQDIST_PORTS") == "6000-6100"
+    } == set(matches) - {"evaluator"}
 
 
 def test_pods_have_no_privileges_nor_token(config: Load) -> None:
@@ -222,27 +227,31 @@ def test_pods_have_no_privileges_nor_token(config: Load) -> None:
 
 def test_job_variables_in_own_pods_keep_dollars(config: Load) -> None:
     text = render(config(FULL))
-    found = pods(named(text))
-    assert variables(found["worker"])["PRICE"] == "5$$ $$(POD_INDEX)"
-    assert {name for name, pod in found.items() if "PASSWORD" in variables(pod)} == {
+    matches = pods(named(text))
+    assert variables(matches["worker"])["PRICE"] == "5$$ $$(POD_INDEX)"
+    assert {name for name, pod in matches.items() if "PASSWORD" in variables(pod)} == {
         "ps",
         "program",
     }
     assert "secret" not in named(text)["ConfigMap/train-config"]["data"]["cluster.yaml"]
-    assert found["evaluator"]["containers"][0]["command"] == ["python", "app/evaluate.py", "$$HOME"]
+    assert matches["evaluator"]["containers"][0]["command"] == [
+        "python",
+        "app/evaluate.py",
+        "$$HOME",
+    ]
 
 
 def test_task_index_is_pod_index(config: Load) -> None:
-    found = pods(named(render(config(FULL))))
+    matches = pods(named(render(config(FULL))))
     for job, task, index in (
         ("worker", "worker", "7"),
         ("ps", "ps", "7"),
         ("program", "chief", "0"),
     ):
-        environment = found[job]["containers"][0]["env"]
+        environment = matches[job]["containers"][0]["env"]
         if job != "program":  # Kubernetes fills it into the variables that come after it
             assert environment[0]["name"] == "POD_INDEX"
-        tf_config = json.loads(variables(found[job])["TF_CONFIG"].replace("$(POD_INDEX)", "7"))
+        tf_config = json.loads(variables(matches[job])["TF_CONFIG"].replace("$(POD_INDEX)", "7"))
         assert tf_config["task"] == {"type": task, "index": int(index)}
         assert len(tf_config["cluster"]["worker"]) == 3
 
@@ -254,10 +263,10 @@ def test_evaluator_has_no_dispatcher(config: Load) -> None:
 
 
 def test_pod_grace_exceeds_role_grace(config: Load) -> None:
-    found = pods(named(render(config(TOP + JOBS + IMAGE), grace_s=30.0)))
-    assert {pod["terminationGracePeriodSeconds"] for pod in found.values()} == {35}
-    assert found["worker"]["containers"][0]["command"][-2:] == ["--grace", "30"]
-    assert found["program"]["restartPolicy"] == "Never"
+    matches = pods(named(render(config(TOP + JOBS + IMAGE), grace_s=30.0)))
+    assert {pod["terminationGracePeriodSeconds"] for pod in matches.values()} == {35}
+    assert matches["worker"]["containers"][0]["command"][-2:] == ["--grace", "30"]
+    assert matches["program"]["restartPolicy"] == "Never"
 
 
 def test_work_dir_is_on_a_lasting_volume(config: Load) -> None:
@@ -295,35 +304,35 @@ KINDS = {
 PLAIN = {"str": str, "int": int, "bool": bool, "object": object}
 
 
-def mistakes(value: Any, kind: str, place: str) -> Iterator[str]:
+def mistakes(value: Any, kind: str, location: str) -> Iterator[str]:
     """Yield the parts of an object that do not fit the models of Kubernetes' own client: unknown
     keys, and values of another type."""
     container = re.fullmatch(
         r"(?i)(list|dict)[\[(](?:str, *)?(.*)[\])]", kind
     )  # list[X], List[X]; dict(str, X), Dict[str, X]
     if container is not None and container[1].lower() == "list":
-        for index, each in enumerate(value):
-            yield from mistakes(each, container[2], f"{place}[{index}]")
+        for index, entry in enumerate(value):
+            yield from mistakes(entry, container[2], f"{location}[{index}]")
     elif container is not None:
-        for key, each in value.items():
-            yield from mistakes(each, container[2], f"{place}.{key}")
+        for key, entry in value.items():
+            yield from mistakes(entry, container[2], f"{location}.{key}")
     elif kind in PLAIN:
         if not isinstance(value, PLAIN[kind]) or (kind == "int" and isinstance(value, bool)):
-            yield f"{place}: {value!r} is no {kind}"
+            yield f"{location}: {value!r} is no {kind}"
     else:
         model = getattr(kubernetes.client, kind)
         keys = {key: name for name, key in model.attribute_map.items()}
-        for key, each in value.items():
+        for key, entry in value.items():
             if key not in keys:
-                yield f"{place}.{key}: there is no such key"
+                yield f"{location}.{key}: there is no such key"
             else:
-                yield from mistakes(each, model.openapi_types[keys[key]], f"{place}.{key}")
+                yield from mistakes(entry, model.openapi_types[keys[key]], f"{location}.{key}")
 
 
 @pytest.mark.parametrize("text", [FULL, TOP + JOBS + IMAGE])
 def test_manifest_keys_fit_kubernetes_schema(config: Load, text: str) -> None:
-    for each in documents(render(config(text))):
-        assert list(mistakes(each, KINDS[each["kind"]].__name__, each["kind"])) == []
+    for entry in documents(render(config(text))):
+        assert list(mistakes(entry, KINDS[entry["kind"]].__name__, entry["kind"])) == []
     wrong = {
         "kind": "Service",
         "spec": {"selektor": {}, "ports": [{"port": "5050"}], "clusterIP": "None"},
@@ -405,11 +414,11 @@ def test_key_without_meaning_in_pod_is_refused(
 
 def test_command_prints_manifests_and_secret(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(TOP + JOBS + IMAGE)
-    done = run_here(
+    result = run_here(
         "launch", "c.yaml", "--on", "kubernetes", "--render", "--", "--rate", "1", cwd=tmp_path
     )
-    assert (done.code, len(documents(done.out))) == (0, 8), done.err
-    assert done.err.startswith(
+    assert (result.code, len(documents(result.out))) == (0, 8), result.err
+    assert result.err.startswith(
         "make the Secret of the keys once: zmqdist keygen keys && kubectl create secret generic "
         "train-keys "
     )
@@ -432,9 +441,9 @@ def test_command_names_missing_option(tmp_path: Path) -> None:
             "none.yaml:1: kubernetes.image: required key is missing",
         ),
     ):
-        done = run_here("launch", *arguments, cwd=tmp_path)
-        assert (done.code, done.out) == (2, "")
-        assert done.err.startswith(f"zmqdist launch: {problem}")
+        result = run_here("launch", *arguments, cwd=tmp_path)
+        assert (result.code, result.out) == (2, "")
+        assert result.err.startswith(f"zmqdist launch: {problem}")
 
 
 def test_validate_checks_kubernetes_keys_only(
@@ -444,10 +453,11 @@ def test_validate_checks_kubernetes_keys_only(
     (tmp_path / "c.yaml").write_text(file + IMAGE)
     (tmp_path / "none.yaml").write_text(file)
     assert run_here("validate", "c.yaml", cwd=tmp_path).code == 0
-    done = run_here("validate", "none.yaml", cwd=tmp_path)
-    assert (done.code, done.err[:47]) == (2, "zmqdist validate: none.yaml:1: kubernetes.image"), (
-        done.err
-    )
+    result = run_here("validate", "none.yaml", cwd=tmp_path)
+    assert (result.code, result.err[:47]) == (
+        2,
+        "zmqdist validate: none.yaml:1: kubernetes.image",
+    ), result.err
 
 
 # -- that the pods are a cluster -------------------------------------------------------------------

@@ -141,21 +141,21 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "kind", "told"), REFUSED, ids=[row[3][:20] for row in REFUSED]
+    ("before", "after", "kind", "text"), REFUSED, ids=[row[3][:20] for row in REFUSED]
 )
 def test_unstartable_program_refused_first(
-    tmp_path: Path, before: str, after: str, kind: type[Exception], told: str
+    tmp_path: Path, before: str, after: str, kind: type[Exception], text: str
 ) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(FILE.replace(before, after))
     with pytest.raises(kind) as caught:
         launch_here(ClusterConfig.load(str(file)))
-    assert str(caught.value) == told
+    assert str(caught.value) == text
 
 
 def test_used_port_error_before_any_process(tmp_path: Path) -> None:
-    with DispatchServer() as other:
+    with DispatchServer() as second:
         file = tmp_path / "cluster.yaml"
-        file.write_text(FILE.replace("127.0.0.1:0", other.address))
-        with pytest.raises(errors.OpError, match=rf"{other.address}.*in use"):
+        file.write_text(FILE.replace("127.0.0.1:0", second.address))
+        with pytest.raises(errors.OpError, match=rf"{second.address}.*in use"):
             launch_here(ClusterConfig.load(str(file)))

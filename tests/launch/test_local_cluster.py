@@ -85,7 +85,7 @@ def test_unreferenced_cluster_is_closed(processes: bool) -> None:
     eventually(refused, "the dispatcher has ended")
     eventually(
         lambda: (
-            not any(each.name == "zmqdist-local-cluster-close" for each in threading.enumerate())
+            not any(item.name == "zmqdist-local-cluster-close" for item in threading.enumerate())
         ),
         "all has ended",
     )
@@ -141,8 +141,8 @@ def test_restarted_ps_keeps_address() -> None:
         def about(index: int) -> dict[str, Any]:
             security = cluster.credentials.client(cluster.ps[index], "submit")
             with ZmqClient(cluster.ps[index], security=security) as client:
-                found: dict[str, Any] = internal_client.start(client, "server.about").get_value()
-                return found
+                matches: dict[str, Any] = internal_client.start(client, "server.about").get_value()
+                return matches
 
         before = about(1)
         assert (before["task"], about(0)["task"]) == ("ps:1", "ps:0")
@@ -194,27 +194,27 @@ def test_work_of_a_worker_that_is_killed_runs_elsewhere(tmp_path: Path) -> None:
 
 def test_two_clusters_in_one_process_are_separate() -> None:
     with (
-        zd.local_cluster(workers=1, processes=False) as one,
-        zd.local_cluster(workers=1, processes=False) as other,
+        zd.local_cluster(workers=1, processes=False) as single,
+        zd.local_cluster(workers=1, processes=False) as peer,
     ):
-        with ClusterCoordinator(one) as first, ClusterCoordinator(other) as second:
+        with ClusterCoordinator(single) as first, ClusterCoordinator(peer) as second:
             assert first.schedule(int, ("1",)).get(20) + second.schedule(int, ("2",)).get(20) == 3
-        mixed = Cluster(one.target, other.credentials)
+        mixed = Cluster(single.target, peer.credentials)
         with pytest.raises(errors.UnauthenticatedError), ClusterCoordinator(mixed) as stranger:
             stranger.schedule(int).get(20)
 
 
 def test_cluster_in_a_thread() -> None:
-    found: list[Any] = []
+    matches: list[Any] = []
 
     def run() -> None:
         with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
-            found.append(coordinator.schedule(sum, ([1, 2],)).get())
+            matches.append(coordinator.schedule(sum, ([1, 2],)).get())
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join(30)
-    assert found == [3]
+    assert matches == [3]
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -232,17 +232,17 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "kind", "told"), BAD, ids=[str(row[0]) for row in BAD])
+@pytest.mark.parametrize(("options", "kind", "text"), BAD, ids=[str(row[0]) for row in BAD])
 def test_impossible_arguments_are_refused(
-    options: dict[str, Any], kind: type[Exception], told: str
+    options: dict[str, Any], kind: type[Exception], text: str
 ) -> None:
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=text):
         zd.local_cluster(**options)
 
 
 def test_used_port_error_says_so() -> None:
-    with zd.DispatchServer() as other:
-        port = int(other.address.rpartition(":")[2])
+    with zd.DispatchServer() as peer:
+        port = int(peer.address.rpartition(":")[2])
         with pytest.raises(
             errors.UnknownError, match=f"could not bind 127.0.0.1:{port}: Address already in use"
         ):
@@ -253,10 +253,10 @@ def test_worker_dead_at_start_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
-    told = (
+    text = (
         r"worker:0 ended before it had registered \(exit code 1\); its reason is on standard error"
     )
-    with pytest.raises(errors.UnavailableError, match=told):
+    with pytest.raises(errors.UnavailableError, match=text):
         zd.local_cluster(workers=1)
 
 
@@ -266,8 +266,8 @@ def test_closed_cluster_refuses_calls() -> None:
     uses = (
         ClusterCoordinator,
         zd.ParameterServerStrategy,
-        lambda one: one.kill_ps(0),
-        lambda one: one.add_worker(),
+        lambda single: single.kill_ps(0),
+        lambda single: single.add_worker(),
     )
     for use in uses:
         with pytest.raises(

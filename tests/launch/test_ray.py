@@ -107,8 +107,8 @@ def test_missing_package_error_has_remedy(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     Path("c.yaml").write_text(FILE)
-    done = run_here("launch", "c.yaml")
-    assert (done.code, done.err) == (
+    result = run_here("launch", "c.yaml")
+    assert (result.code, result.err) == (
         2,
         ("zmqdist launch: c.yaml: launcher: ray needs ray: pip install ray\n"),
     )
@@ -119,9 +119,9 @@ def test_silent_address_error_is_one_sentence() -> None:
         pytest.skip("needs pip install ray")
     address = free_address()
     Path("c.yaml").write_text(f"{FILE}ray: {{address: '{address}'}}\n")
-    done = run_here("launch", "c.yaml")
-    assert done.code == 3
-    assert done.err == (
+    result = run_here("launch", "c.yaml")
+    assert result.code == 3
+    assert result.err == (
         f"zmqdist launch: launcher: ray cannot join the Ray cluster at {address}: [Errno 111] "
         f"Connection refused: start one with "
         "`ray start --head`, or write its address as ray.address\n"

@@ -26,24 +26,24 @@ def files(tmp_path: Path) -> RoleFiles:
 
 
 def role_files(folder: Path, slots: object) -> RoleFiles:
-    given = {
+    rows = {
         "name": "c",
         "program": ["x"],
         "jobs": {"worker": {"count": 3, "slots": slots}},
         "security": {"keys": str(folder / "keys")},
     }
     runtime = RuntimeConfig(dispatcher="zmq://h:1", keys_dir=str(folder / "keys"))
-    cluster = msgspec.structs.replace(ClusterConfig.from_dict(given), runtime=runtime)
+    cluster = msgspec.structs.replace(ClusterConfig.from_dict(rows), runtime=runtime)
     return RoleFiles(cluster, lambda name, address: f"ticket {name} {address}".rstrip())
 
 
 def test_worker_gets_ticket_and_no_key(files: RoleFiles) -> None:
-    config, variables, found = files.pack(
+    config, variables, matches = files.pack(
         WORKER, {"A": "1", "ZMQDIST_TOKEN_FILE": "/here/token"}, FOLDER, 6
     )
     folder = "worker-2"
-    assert sorted(found) == [f"{folder}/cluster.yaml", f"{folder}/ticket"]
-    assert found[f"{folder}/ticket"] == "ticket worker:2"
+    assert sorted(matches) == [f"{folder}/cluster.yaml", f"{folder}/ticket"]
+    assert matches[f"{folder}/ticket"] == "ticket worker:2"
     there = f"/memory/zmqdist-x/{folder}"
     assert (config.keys_dir, config.ticket_file, config.token_file) == (
         f"{there}/keys",
@@ -58,13 +58,13 @@ def test_worker_gets_ticket_and_no_key(files: RoleFiles) -> None:
 
 
 def test_ps_ticket_names_its_address(files: RoleFiles) -> None:
-    _, _, found = files.pack(PS, {}, FOLDER, 6)
-    assert found["ps-0/ticket"] == "ticket ps:0 h:2"
+    _, _, matches = files.pack(PS, {}, FOLDER, 6)
+    assert matches["ps-0/ticket"] == "ticket ps:0 h:2"
 
 
 def test_cluster_file_has_paths_of_host(files: RoleFiles, tmp_path: Path) -> None:
-    _, _, found = files.pack(WORKER, {}, FOLDER, 6)
-    text = found["worker-2/cluster.yaml"]
+    _, _, matches = files.pack(WORKER, {}, FOLDER, 6)
+    text = matches["worker-2/cluster.yaml"]
     assert yaml.safe_load(text)["runtime"] == {
         "dispatcher": "zmq://h:1",
         "keys_dir": "/memory/zmqdist-x/worker-2/keys",

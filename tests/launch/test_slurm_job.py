@@ -138,13 +138,13 @@ def test_keys_of_file_are_sbatch_options(
 
 
 def test_auto_slots_get_whole_nodes(slurm: FakeSlurm) -> None:
-    said = words(slurm, worker={"count": 2, "slots": "auto"})
-    assert "--exclusive" in said
-    assert not any("cpus" in word for word in said)
+    output = words(slurm, worker={"count": 2, "slots": "auto"})
+    assert "--exclusive" in output
+    assert not any("cpus" in word for word in output)
 
 
 @pytest.mark.parametrize(
-    ("time", "told"),
+    ("time", "message"),
     [
         ("1", False),
         ("4:59", False),
@@ -155,8 +155,10 @@ def test_auto_slots_get_whole_nodes(slurm: FakeSlurm) -> None:
         ("1-00:30", True),
     ],
 )
-def test_long_job_gets_early_signal(slurm: FakeSlurm, time: str, told: bool) -> None:
-    assert any(word.startswith("--signal") for word in words(slurm, section={"time": time})) is told
+def test_long_job_gets_early_signal(slurm: FakeSlurm, time: str, message: bool) -> None:
+    assert (
+        any(word.startswith("--signal") for word in words(slurm, section={"time": time})) is message
+    )
 
 
 def test_script_quotes_words_of_command(slurm: FakeSlurm) -> None:
@@ -169,7 +171,7 @@ def test_script_quotes_words_of_command(slurm: FakeSlurm) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "expected"),
+    ("output", "kind", "expected"),
     [
         (
             (
@@ -253,9 +255,9 @@ def test_script_quotes_words_of_command(slurm: FakeSlurm) -> None:
     ],
 )
 def test_sbatch_refusal_has_remedy(
-    slurm: FakeSlurm, said: str, kind: type[errors.OpError], expected: str
+    slurm: FakeSlurm, output: str, kind: type[errors.OpError], expected: str
 ) -> None:
-    slurm.answers("sbatch", error=said, code=1)
+    slurm.answers("sbatch", error=output, code=1)
     with pytest.raises(kind) as caught:
         submit(config(), ["true"], 10.0)
     assert str(caught.value) == expected
@@ -436,11 +438,11 @@ def test_follower_survives_controller_restart(
         ),
         lambda: slurm.job("COMPLETED"),
     ]
-    asked = slurm_job.job_state
+    original = slurm_job.job_state
 
     def ask(number: int) -> slurm_job.JobState:
         try:
-            return asked(number)
+            return original(number)
         finally:
             if answers:
                 answers.pop(0)()

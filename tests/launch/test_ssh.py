@@ -76,11 +76,11 @@ ENDS = [
 ]
 
 
-@pytest.mark.parametrize(("code", "notes", "told"), ENDS, ids=[row[1][-40:] for row in ENDS])
-def test_ssh_end_has_remedy(code: int, notes: str, told: str) -> None:
-    found = ssh.explain("b", "/opt/python", code, notes)
-    assert found.startswith(told)
-    assert "\n" not in found
+@pytest.mark.parametrize(("code", "notes", "text"), ENDS, ids=[row[1][-40:] for row in ENDS])
+def test_ssh_end_has_remedy(code: int, notes: str, text: str) -> None:
+    matches = ssh.explain("b", "/opt/python", code, notes)
+    assert matches.startswith(text)
+    assert "\n" not in matches
 
 
 def test_host_name_with_braces_is_explained() -> None:

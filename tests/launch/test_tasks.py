@@ -23,12 +23,12 @@ Launcher = Callable[..., Launched]
 def test_used_ps_port_error_before_any_process(
     tmp_path: Path,
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        place = f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
         file = tmp_path / "cluster.yaml"
-        file.write_text(WITH_PS.replace("{count: 2}", f"{{tasks: [{place}]}}"))
+        file.write_text(WITH_PS.replace("{count: 2}", f"{{tasks: [{address}]}}"))
         with pytest.raises(
-            errors.UnknownError, match=f"could not bind {place}: Address already in use"
+            errors.UnknownError, match=f"could not bind {address}: Address already in use"
         ):
             launch_here(ClusterConfig.load(str(file)))
 

@@ -66,11 +66,11 @@ def test_early_ctrl_c_leaves_no_semaphore(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tracked = resource_tracker.register
-    made: list[str] = []
+    names: list[str] = []
 
     def interrupted(name: str, kind: str) -> None:
-        made.append(name)
-        if len(made) == 1:
+        names.append(name)
+        if len(names) == 1:
             signal.raise_signal(signal.SIGINT)
         tracked(name, kind)
 
@@ -78,8 +78,8 @@ def test_early_ctrl_c_leaves_no_semaphore(
     with local_cluster(workers=1, processes=False) as cluster, pytest.raises(KeyboardInterrupt):
         bench.measure_tasks(cluster, TINY)
     gc.collect()
-    assert len(made) > 1
-    assert [name for name in made if Path(f"/dev/shm/sem.{name.removeprefix('/')}").exists()] == []
+    assert len(names) > 1
+    assert [name for name in names if Path(f"/dev/shm/sem.{name.removeprefix('/')}").exists()] == []
 
 
 def test_rpc_server_is_no_peer() -> None:

@@ -20,13 +20,13 @@ from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.port_probe import ZmqBuild
 
 
-def one(found: Finding | list[Finding], level: str, told: str, advice: str) -> None:
+def one(findings: Finding | list[Finding], level: str, text: str, advice: str) -> None:
     """This finding, alone, with something to do unless all is well."""
-    if isinstance(found, list):
-        (found,) = found
-    assert (found.level, bool(found.advice)) == (level, level != "ok"), found
-    assert told in found.message, found.message
-    assert advice in found.advice, found.advice
+    if isinstance(findings, list):
+        (findings,) = findings
+    assert (findings.level, bool(findings.advice)) == (level, level != "ok"), findings
+    assert text in findings.message, findings.message
+    assert advice in findings.advice, findings.advice
 
 
 def test_finding_line_has_level_and_advice() -> None:
@@ -48,9 +48,9 @@ def test_problems_alone_are_unhealthy() -> None:
 
 
 def test_host_is_healthy() -> None:
-    found = host.examine()
-    assert healthy(found), [finding.line() for finding in found]
-    assert {finding.subject for finding in found} >= {
+    findings = host.examine()
+    assert healthy(findings), [finding.line() for finding in findings]
+    assert {finding.subject for finding in findings} >= {
         "zmqdist",
         "ZeroMQ",
         "descriptors",
@@ -58,11 +58,11 @@ def test_host_is_healthy() -> None:
         "memory",
         "loopback",
     }
-    assert "NumPy" in found[0].message
+    assert "NumPy" in findings[0].message
 
 
 @pytest.mark.parametrize(
-    ("build", "level", "told"),
+    ("build", "level", "text"),
     [
         (ZmqBuild("27.0", (4, 3, 5), True), "ok", "libzmq 4.3.5 with CURVE"),
         (ZmqBuild("27.0", (4, 2, 9), True), "problem", "libzmq 4.2.9, which is older than 4.3.0"),
@@ -74,12 +74,12 @@ def test_host_is_healthy() -> None:
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_zeromq_version_and_curve(build: ZmqBuild, level: str, told: str) -> None:
-    one(host.transport(build), level, told, "" if level == "ok" else "install pyzmq from a wheel")
+def test_zeromq_version_and_curve(build: ZmqBuild, level: str, text: str) -> None:
+    one(host.transport(build), level, text, "" if level == "ok" else "install pyzmq from a wheel")
 
 
 @pytest.mark.parametrize(
-    ("limits", "wanted", "level", "advice"),
+    ("limits", "expected", "level", "advice"),
     [
         ((1024, 4096), 1024, "ok", ""),
         ((256, 4096), 1024, "warning", "`ulimit -n 1024` in the shell that starts it"),
@@ -90,21 +90,21 @@ def test_zeromq_version_and_curve(build: ZmqBuild, level: str, told: str) -> Non
     ],
 )
 def test_descriptor_limit(
-    limits: tuple[int, int], wanted: int, level: str, advice: str, monkeypatch: pytest.MonkeyPatch
+    limits: tuple[int, int], expected: int, level: str, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    one(host.descriptors(wanted), level, "may be open", advice)
+    one(host.descriptors(expected), level, "may be open", advice)
 
 
 def test_descriptors_of_largest_process() -> None:
-    def wanted(**worker: Any) -> int:
+    def expected(**worker: Any) -> int:
         return cluster.descriptors_needed(
             ClusterConfig.from_dict({"name": "x", "jobs": {"worker": worker}, "program": "true"})
         )
 
-    assert wanted(count=2) == host.DESCRIPTORS_MIN
-    assert wanted(count=1000) > 5000
-    assert wanted(count=1, slots=2000) > 6000
+    assert expected(count=2) == host.DESCRIPTORS_MIN
+    assert expected(count=1000) > 5000
+    assert expected(count=1, slots=2000) > 6000
 
 
 def test_unreadable_proc(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,8 +122,8 @@ def test_shared_memory_that_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_shared_memory_that_others_cannot_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_READ_THROUGH_PROC", "raise PermissionError('not dumpable')")
-    told = "a child could not open memory of this process (PermissionError: not dumpable): large arrays go through sockets"
-    one(host.shared_memory(), "warning", told, "run all processes as one user and group")
+    text = "a child could not open memory of this process (PermissionError: not dumpable): large arrays go through sockets"
+    one(host.shared_memory(), "warning", text, "run all processes as one user and group")
 
 
 def test_shared_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,13 +192,13 @@ BROKEN_TOKENS: list[tuple[str, Callable[[Path], object], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("what", "breaks", "told"), BROKEN_TOKENS, ids=[row[0] for row in BROKEN_TOKENS]
+    ("subject", "breaks", "text"), BROKEN_TOKENS, ids=[row[0] for row in BROKEN_TOKENS]
 )
-def test_user_token(what: str, breaks: Callable[[Path], object], told: str, state: Path) -> None:
+def test_user_token(subject: str, breaks: Callable[[Path], object], text: str, state: Path) -> None:
     keys.create(state / "token")
     breaks(state / "token")
-    level, advice = ("ok", "") if what == "well" else ("problem", "mode 0600")
-    one(secrets.examine(Credentials()), level, told, advice)
+    level, advice = ("ok", "") if subject == "well" else ("problem", "mode 0600")
+    one(secrets.examine(Credentials()), level, text, advice)
 
 
 def test_named_token_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,9 +217,9 @@ def _replaced(folder: Path, name: str, old: str, new: str) -> None:
 
 
 def _of_another(folder: Path, name: str) -> None:
-    other = folder.parent / "other"
-    keys.keygen(other)
-    (folder / name).write_bytes((other / name).read_bytes())
+    second = folder.parent / "other"
+    keys.keygen(second)
+    (folder / name).write_bytes((second / name).read_bytes())
 
 
 BROKEN_KEYS: list[tuple[str, Callable[[Path], object], str, str]] = [
@@ -232,9 +232,9 @@ BROKEN_KEYS: list[tuple[str, Callable[[Path], object], str, str]] = [
     (
         "a part",
         lambda folder: [
-            each.unlink()
-            for each in folder.glob("[!w]*")
-            if each.name not in ("server.pub", "authorized")
+            item.unlink()
+            for item in folder.glob("[!w]*")
+            if item.name not in ("server.pub", "authorized")
         ],
         "worker: ",
         "",
@@ -242,7 +242,7 @@ BROKEN_KEYS: list[tuple[str, Callable[[Path], object], str, str]] = [
     (
         "a part without public data",
         lambda folder: [
-            each.unlink() for each in folder.glob("[!w]*") if each.name != "server.pub"
+            item.unlink() for item in folder.glob("[!w]*") if item.name != "server.pub"
         ],
         "there is no `authorized` beside worker.key",
         "copy `authorized` there",
@@ -255,7 +255,7 @@ BROKEN_KEYS: list[tuple[str, Callable[[Path], object], str, str]] = [
     ),
     (
         "no keys",
-        lambda folder: [each.unlink() for each in folder.iterdir()],
+        lambda folder: [item.unlink() for item in folder.iterdir()],
         "it has no keys",
         "copy server.pub",
     ),
@@ -317,20 +317,20 @@ BROKEN_KEYS: list[tuple[str, Callable[[Path], object], str, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("what", "breaks", "told", "advice"), BROKEN_KEYS, ids=[row[0] for row in BROKEN_KEYS]
+    ("subject", "breaks", "text", "advice"), BROKEN_KEYS, ids=[row[0] for row in BROKEN_KEYS]
 )
 def test_key_folder(
-    what: str, breaks: Callable[[Path], object], told: str, advice: str, tmp_path: Path
+    subject: str, breaks: Callable[[Path], object], text: str, advice: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "keys"
     keys.keygen(folder)
     breaks(folder)
-    found = secrets.examine(Credentials(keys_dir=str(folder)))
+    findings = secrets.examine(Credentials(keys_dir=str(folder)))
     level = {"well": "ok", "a part": "ok", "a part without public data": "warning"}.get(
-        what, "problem"
+        subject, "problem"
     )
-    assert {finding.level for finding in found} == {level}
-    one(found[0], level, told, advice)
+    assert {finding.level for finding in findings} == {level}
+    one(findings[0], level, text, advice)
     if level == "problem" and not folder.exists():
         (folder.parent / "away").rename(folder)
 

@@ -65,40 +65,40 @@ def _own_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def child() -> Iterator[Callable[[str], tuple[subprocess.Popen[str], str]]]:
     """child(PROGRAM): the process, and "127.0.0.1:port" from the port that it prints."""
-    made: list[subprocess.Popen[str]] = []
+    processes: list[subprocess.Popen[str]] = []
 
     def run(program: str) -> tuple[subprocess.Popen[str], str]:
-        made.append(
+        processes.append(
             subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
         )
-        assert made[-1].stdout is not None
-        return made[-1], f"127.0.0.1:{int(made[-1].stdout.readline())}"
+        assert processes[-1].stdout is not None
+        return processes[-1], f"127.0.0.1:{int(processes[-1].stdout.readline())}"
 
     yield run
-    for process in made:
+    for process in processes:
         process.kill()
         process.communicate()
 
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., ZmqServer]]:
-    made: list[ZmqServer] = []
+    servers: list[ZmqServer] = []
 
     def make(**options: Any) -> ZmqServer:
-        made.append(ZmqServer("127.0.0.1:0", **options))
-        made[-1].start()
-        return made[-1]
+        servers.append(ZmqServer("127.0.0.1:0", **options))
+        servers[-1].start()
+        return servers[-1]
 
     yield make
-    for server in made:
+    for server in servers:
         server.stop(0.0)
 
 
-def one(findings: list[Finding], level: str, told: str, advice: str) -> None:
+def one(findings: list[Finding], level: str, message: str, advice: str) -> None:
     """There is exactly this finding, and its line is one that can be read."""
     (found,) = findings
     assert (found.level, bool(found.advice)) == (level, bool(advice)), found
-    assert re.search(told, found.message, re.DOTALL), found.message
+    assert re.search(message, found.message, re.DOTALL), found.message
     assert advice in found.advice, found.advice
     assert found.line().startswith(f"{level:<8} {found.subject}: ")
     assert "\n" not in found.line()
@@ -112,9 +112,9 @@ def look(
 
 def test_healthy_server_identifies_itself(serve: Callable[..., ZmqServer]) -> None:
     found = network.examine_server(serve().address, NONE, PATIENCE_S)
-    told = rf"rpc pid {os.getpid()} \(incarnation [0-9a-f]{{8}}\), "
-    told += rf"zmqdist {zd.__version__}, protocol \d+\.\d+, Python \d\.\d+, token, \S+ ms there and back"
-    one(found.findings, "ok", told, "")
+    message = rf"rpc pid {os.getpid()} \(incarnation [0-9a-f]{{8}}\), "
+    message += rf"zmqdist {zd.__version__}, protocol \d+\.\d+, Python \d\.\d+, token, \S+ ms there and back"
+    one(found.findings, "ok", message, "")
     assert found.info is not None
     assert found.info.incarnation
     assert network.examine_server(serve().address, NONE, PATIENCE_S).info != found.info
@@ -177,11 +177,11 @@ def test_port_without_listener() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
-        told = f"127.0.0.1 is up, and no process listens on port {port}"
+        message = f"127.0.0.1 is up, and no process listens on port {port}"
         one(
             look(f"127.0.0.1:{port}"),
             "problem",
-            told,
+            message,
             "start the server, or use the address that it printed",
         )
 
@@ -220,14 +220,14 @@ def test_host_dropping_packets() -> None:
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
-        for each in (first, second):
-            each.setblocking(False)
-            each.connect_ex(full.getsockname())
-        told = "no reply to a TCP connection within 0.2 s"
+        for entry in (first, second):
+            entry.setblocking(False)
+            entry.connect_ex(full.getsockname())
+        message = "no reply to a TCP connection within 0.2 s"
         one(
             look(f"127.0.0.1:{full.getsockname()[1]}", timeout_s=0.2),
             "problem",
-            told,
+            message,
             "a firewall lets TCP port",
         )
 
@@ -249,17 +249,17 @@ def test_port_of_other_program(
     child: Callable[[str], tuple[subprocess.Popen[str], str]],
 ) -> None:
     process, address = child(SPEAKER)
-    told = rf"the port is taken by pid {process.pid} \(.*python.*\), which is no zmqdist server"
-    one(look(address), "problem", told, "stop that, or take another port")
+    message = rf"the port is taken by pid {process.pid} \(.*python.*\), which is no zmqdist server"
+    one(look(address), "problem", message, "stop that, or take another port")
 
 
 def test_port_of_silent_program() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        told = rf"pid {os.getpid()} \(.*\) takes connections and says nothing"
+        message = rf"pid {os.getpid()} \(.*\) takes connections and says nothing"
         one(
             look(f"127.0.0.1:{silent.getsockname()[1]}"),
             "problem",
-            told,
+            message,
             "state T in ps is stopped",
         )
 
@@ -271,8 +271,8 @@ def test_stopped_process(
     assert look(address)[0].level == "ok"
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-    told = rf"pid {process.pid} \(.*\) is stopped \(SIGSTOP or Ctrl-Z\)"
-    one(look(address), "problem", told, f"`kill -CONT {process.pid}`")
+    message = rf"pid {process.pid} \(.*\) is stopped \(SIGSTOP or Ctrl-Z\)"
+    one(look(address), "problem", message, f"`kill -CONT {process.pid}`")
     process.send_signal(signal.SIGCONT)
     assert look(address)[0].level == "ok"
 
@@ -289,11 +289,11 @@ def test_server_with_stuck_python() -> None:
         call = internal_client.start(client, "stuck")
         assert entered.wait(PATIENCE_S)
         try:
-            told = "it accepts connections, but does not answer within 0.3 s: its Python is busy or stuck"
+            message = "it accepts connections, but does not answer within 0.3 s: its Python is busy or stuck"
             one(
                 look(server.address, timeout_s=0.3),
                 "problem",
-                told,
+                message,
                 f"of pid {os.getpid()} (py-spy dump)",
             )
         finally:
@@ -345,25 +345,25 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "told", "advice"), REFUSED, ids=lambda value: str(value)[:20]
+    ("theirs", "ours", "message", "advice"), REFUSED, ids=lambda value: str(value)[:20]
 )
 def test_refusing_server(
     theirs: str,
     ours: str,
-    told: str,
+    message: str,
     advice: str,
     serve: Callable[..., ZmqServer],
     secrets: dict[str, dict[str, Any]],
 ) -> None:
     server = serve(**secrets[theirs])
     assert look(server.address, Credentials(**secrets[theirs]))[0].level == "ok"
-    one(look(server.address, Credentials(**secrets[ours])), "problem", told, advice)
+    one(look(server.address, Credentials(**secrets[ours])), "problem", message, advice)
 
 
 def test_plaintext_peer(secrets: dict[str, dict[str, Any]]) -> None:
     with Server({"worker": ["127.0.0.1:0"]}, insecure=True) as server:
-        told = "uses no security, in plaintext, this side the user's token"
-        one(look(server.address), "problem", told, "the same kind of security")
+        message = "uses no security, in plaintext, this side the user's token"
+        one(look(server.address), "problem", message, "the same kind of security")
         one(
             look(server.address, Credentials(insecure=True)),
             "ok",
@@ -389,8 +389,10 @@ def test_worker_found_by_its_own_key(secrets: dict[str, dict[str, Any]]) -> None
         WorkerServer(WorkerConfig(dispatcher.address, **secrets["keys"])) as worker,
     ):
         one(look(worker.address, Credentials(**secrets["keys"])), "ok", "CURVE", "")
-        told = "does not have the key that this side expects"
-        one(look(worker.address, Credentials(**secrets["other keys"])), "problem", told, "--keys")
+        message = "does not have the key that this side expects"
+        one(
+            look(worker.address, Credentials(**secrets["other keys"])), "problem", message, "--keys"
+        )
 
 
 def test_protocol_version_mismatch(serve: Callable[..., ZmqServer]) -> None:
@@ -398,10 +400,10 @@ def test_protocol_version_mismatch(serve: Callable[..., ZmqServer]) -> None:
     router = (
         server._service._router
     )  # reach: no server of another protocol version can be installed beside this one
-    said = replace(router._hello_fields, protocol=(9, 1))  # reach: the greeting of that version
-    router._hello_fields, router._hello = said, encode_hello(said)  # reach: as above
-    told = rf"speaks zmqdist protocol 9\.1, this side {PROTOCOL[0]}\.{PROTOCOL[1]}: install the same zmqdist on both ends"
-    one(look(server.address), "problem", told, "the same zmqdist")
+    output = replace(router._hello_fields, protocol=(9, 1))  # reach: the greeting of that version
+    router._hello_fields, router._hello = output, encode_hello(output)  # reach: as above
+    message = rf"speaks zmqdist protocol 9\.1, this side {PROTOCOL[0]}\.{PROTOCOL[1]}: install the same zmqdist on both ends"
+    one(look(server.address), "problem", message, "the same zmqdist")
 
 
 ODD: list[tuple[dict[int, Any], str, str, str]] = [
@@ -420,12 +422,12 @@ ODD: list[tuple[dict[int, Any], str, str, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("changes", "level", "told", "advice"), ODD, ids=lambda value: str(value)[:20]
+    ("changes", "level", "message", "advice"), ODD, ids=lambda value: str(value)[:20]
 )
 def test_server_report_findings(
     changes: dict[int, Any],
     level: str,
-    told: str,
+    message: str,
     advice: str,
     serve: Callable[..., ZmqServer],
     monkeypatch: pytest.MonkeyPatch,
@@ -438,7 +440,7 @@ def test_server_report_findings(
         ],
     )
     findings = look(serve().address)
-    one([finding for finding in findings if finding.level != "ok"], level, told, advice)
+    one([finding for finding in findings if finding.level != "ok"], level, message, advice)
     assert not [char for finding in findings for char in finding.line() if not char.isprintable()]
 
 
@@ -481,8 +483,8 @@ def test_address_without_port() -> None:
 def test_planned_port_bound_without_listener() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        told = "belongs to this host and cannot be bound"
-        one(plan(f"127.0.0.1:{bound.getsockname()[1]}"), "problem", told, "take another port")
+        message = "belongs to this host and cannot be bound"
+        one(plan(f"127.0.0.1:{bound.getsockname()[1]}"), "problem", message, "take another port")
 
 
 def test_planned_port_of_other_program(
@@ -494,8 +496,8 @@ def test_planned_port_of_other_program(
 
 def test_planned_port_on_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port_probe, "is_local_address", lambda number: False)
-    told = "127.0.0.1 is up, and nothing listens on port .* yet"
-    one(plan(f"127.0.0.1:{free_port()}"), "warning", told, "start it on 127.0.0.1")
+    message = "127.0.0.1 is up, and nothing listens on port .* yet"
+    one(plan(f"127.0.0.1:{free_port()}"), "warning", message, "start it on 127.0.0.1")
 
 
 def test_planned_port_with_unresolvable_name() -> None:
@@ -522,11 +524,11 @@ def test_running_tasks_report_reachability() -> None:
             for line in lines
         )
         assert f"ok       from worker:{at}: reaches worker:{1 - at}" in lines
-        told = f"it cannot reach ps:0 at 127.0.0.1:{ports[2]} (127.0.0.1 is up, and no process listens on port {ports[2]})"
+        message = f"it cannot reach ps:0 at 127.0.0.1:{ports[2]} (127.0.0.1 is up, and no process listens on port {ports[2]})"
         (found,) = (
-            each for each in findings if each.subject == f"from worker:{at}" and each.advice
+            entry for entry in findings if entry.subject == f"from worker:{at}" and entry.advice
         )
-        assert (found.level, found.message) == ("problem", told)
+        assert (found.level, found.message) == ("problem", message)
         assert f"run zmqdist doctor 127.0.0.1:{ports[2]} on the host of worker:{at}" in found.advice
 
 

@@ -129,8 +129,8 @@ def test_record_of_real_dispatcher() -> None:
         DispatchServer(DispatcherConfig()) as server,
         Client.create("zmq", server.address) as client,
     ):
-        told = client.status_blocking()  # type: ignore[attr-defined]
-    assert status.lines(told)[0].startswith(f"dispatcher at {server.address} (pid ")
+        text = client.status_blocking()  # type: ignore[attr-defined]
+    assert status.lines(text)[0].startswith(f"dispatcher at {server.address} (pid ")
 
 
 def test_latest_losses_come_first() -> None:
@@ -143,11 +143,11 @@ def test_latest_losses_come_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "text"),
     [(None, "-"), (-11, "killed by SIGSEGV"), (3, "exit code 3"), (0, "exit code 0")],
 )
-def test_exit_code_in_words(code: int | None, told: str) -> None:
-    assert status.losses(record(losses=[loss(exit_code=code)])).rows[0][2] == told
+def test_exit_code_in_words(code: int | None, text: str) -> None:
+    assert status.losses(record(losses=[loss(exit_code=code)])).rows[0][2] == text
 
 
 def test_slot_deaths_and_relays_are_shown() -> None:
@@ -157,8 +157,8 @@ def test_slot_deaths_and_relays_are_shown() -> None:
         worker(name="worker:1", slot_deaths=1),
         worker(name="worker:2", slot_deaths=0),
     ]
-    told = status.troubles(record(workers=workers, slot_deaths=4, last_slot_death=last, relayed=1))
-    assert told == [
+    text = status.troubles(record(workers=workers, slot_deaths=4, last_slot_death=last, relayed=1))
+    assert text == [
         (
             "4 slot processes died while running a function (worker:0 2, worker:1 1): the last 12 s "
             "ago at worker:1, killed by SIGKILL"
@@ -180,15 +180,15 @@ def test_refused_connections_are_shown() -> None:
 
 def test_texts_of_other_processes_cannot_write_to_the_terminal() -> None:
     evil = "\x1b[2J\nworker\x07" + "x" * 1000
-    told = "\n".join(
+    text = "\n".join(
         status.lines(record(workers=[worker(name=evil, host=evil)], losses=[loss(reason=evil)]))
     )
-    assert all(char.isprintable() or char == "\n" for char in told)
-    assert len(told) < 1500
+    assert all(char.isprintable() or char == "\n" for char in text)
+    assert len(text) < 1500
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "text"),
     [
         (-0.1, "0.0 s"),
         (0.04, "0.0 s"),
@@ -201,5 +201,5 @@ def test_texts_of_other_processes_cannot_write_to_the_terminal() -> None:
         (172_800, "2 d"),
     ],
 )
-def test_duration_has_one_unit(seconds: float, told: str) -> None:
-    assert status.duration(seconds) == told
+def test_duration_has_one_unit(seconds: float, text: str) -> None:
+    assert status.duration(seconds) == text

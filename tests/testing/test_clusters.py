@@ -51,8 +51,8 @@ def test_cluster_has_requested_tasks(arguments: Any, counts: dict[str, int]) -> 
 def test_reserved_port_is_for_its_server_only() -> None:
     cluster = create_cluster_spec(num_workers=1)
     (port,) = _ports(cluster)
-    others = [create_cluster_spec(num_workers=20) for _ in range(10)]
-    ports = [port, *(each for other in others for each in _ports(other))]
+    rest = [create_cluster_spec(num_workers=20) for _ in range(10)]
+    ports = [port, *(item for second in rest for item in _ports(second))]
     assert len(set(ports)) == 201
     with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
         stranger.bind(("127.0.0.1", port))
@@ -77,10 +77,10 @@ def test_tasks_call_each_other() -> None:
         workers, index = config["cluster"]["worker"], config["task"]["index"]
         with _serving(workers[index]):
             client = Client.create("zmq", workers[1 - index], timeout_in_ms=20_000)
-            told = client.where_blocking()
+            message = client.where_blocking()
             client.close()
             get_barrier().wait()  # the other one still needs this server
-        return told
+        return message
 
     cluster = create_cluster_spec(num_workers=2)
     assert sorted(run(work, cluster).return_value) == sorted(cluster["worker"])
@@ -122,7 +122,7 @@ def test_unreferenced_in_process_cluster_serves() -> None:
     gc.collect()
     for address in addresses:
         socket.create_connection(("127.0.0.1", int(address.partition(":")[2]))).close()
-    (cluster,) = [each for each in gc.get_objects() if isinstance(each, InProcessCluster)]
+    (cluster,) = [item for item in gc.get_objects() if isinstance(item, InProcessCluster)]
     assert [address for tasks in cluster.values() for address in tasks] == addresses
     cluster.stop()
 
@@ -134,10 +134,10 @@ def test_in_process_cluster_has_one_layer() -> None:
 
 def test_names_load_on_first_use() -> None:
     program = "import sys, zmqdist.testing; print([name for name in ('numpy', 'zmq', 'cloudpickle') if name in sys.modules])"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "[]\n"
+    assert result.stdout == "[]\n"
     assert set(zd.testing.__all__) <= set(dir(zd.testing))
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         zd.testing.nothing  # noqa: B018

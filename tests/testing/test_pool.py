@@ -65,8 +65,8 @@ def test_tf_config() -> None:
         return config["task"], config["cluster"]
 
     with MultiProcessPoolRunner(cluster) as pool:
-        told = pool.run(task)
-    assert told == [
+        message = pool.run(task)
+    assert message == [
         ({"type": job, "index": index}, cluster)
         for job, index in [("chief", 0), ("worker", 0), ("worker", 1)]
     ]
@@ -109,11 +109,11 @@ raise ValueError("in the main process")
 def test_exception_in_main_process() -> None:
     """A program that ends without shutdown ends, and so do its processes: the module's end finds
     orphans."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", PARENT], stderr=subprocess.PIPE, text=True, check=False
     )
-    assert done.returncode == 1
-    assert done.stderr.endswith("ValueError: in the main process\n")
+    assert result.returncode == 1
+    assert result.stderr.endswith("ValueError: in the main process\n")
 
 
 def test_initializer() -> None:
@@ -293,10 +293,10 @@ def test_argument_beyond_memory_of_task(
 def test_value_beyond_memory_of_parent(
     pool: MultiProcessPoolRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def small_only(given: Any = b"") -> bytearray:
-        if isinstance(given, int) and given > MIB:
+    def small_only(size: Any = b"") -> bytearray:
+        if isinstance(size, int) and size > MIB:
             raise MemoryError
-        return bytearray(given)
+        return bytearray(size)
 
     pids = pool.run(os.getpid)
     monkeypatch.setattr(pipe, "bytearray", small_only, raising=False)

@@ -102,8 +102,8 @@ def test_multi_process_runner_args_passed_correctly() -> None:
     def give(a: str, b: str, c_k: str) -> tuple[str, ...]:
         return a, b, c_k
 
-    given = run(give, create_cluster_spec(num_workers=2), args=("a", "b"), kwargs={"c_k": "c_v"})
-    assert given.return_value == [("a", "b", "c_v")] * 2
+    outcome = run(give, create_cluster_spec(num_workers=2), args=("a", "b"), kwargs={"c_k": "c_v"})
+    assert outcome.return_value == [("a", "b", "c_v")] * 2
 
 
 def test_large_arrays_and_unpicklable_parts() -> None:
@@ -132,9 +132,9 @@ def test_stdout_captured(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_streaming(capsys: pytest.CaptureFixture[str]) -> None:
-    def say(what: str) -> None:
-        print(f"{me()} prints {what}")
-        logging.info("%s logs %s", me(), what)
+    def say(subject: str) -> None:
+        print(f"{me()} prints {subject}")
+        logging.info("%s logs %s", me(), subject)
 
     cluster = create_cluster_spec(has_chief=True, num_workers=2, num_ps=2)
     with MultiProcessRunner(
@@ -146,9 +146,13 @@ def test_streaming(capsys: pytest.CaptureFixture[str]) -> None:
         lines = runner.join().stdout
     assert capsys.readouterr().out.count("\n") == len(lines) == 14
     tasks = ["chief-0", "worker-0", "worker-1", "ps-0", "ps-1"]
-    for task, what in [*((task, "1") for task in tasks), ("worker-2", "added"), ("ps-2", "added")]:
-        assert f"[{task}]:".ljust(15) + f"{task} prints {what}\n" in lines
-        assert f"[{task}]:".ljust(15) + f"INFO root: {task} logs {what}\n" in lines
+    for task, subject in [
+        *((task, "1") for task in tasks),
+        ("worker-2", "added"),
+        ("ps-2", "added"),
+    ]:
+        assert f"[{task}]:".ljust(15) + f"{task} prints {subject}\n" in lines
+        assert f"[{task}]:".ljust(15) + f"INFO root: {task} logs {subject}\n" in lines
     assert not any("-3" in line for line in lines)
 
 
@@ -165,18 +169,18 @@ def test_output_silent_without_stream_output(capsys: pytest.CaptureFixture[str])
 
 
 def test_termination(bell: Callable[..., Bell]) -> None:
-    begun = bell()
+    start_event = bell()
 
     def work() -> None:
         print("index 0")
         if me() == "worker-0":
-            begun.ring()
+            start_event.ring()
             for_ever()
         print("index 9")
 
     with MultiProcessRunner(work, create_cluster_spec(num_workers=2), return_output=True) as runner:
         runner.start()
-        begun.hear()
+        start_event.hear()
         runner.terminate("worker", 0)
         lines = runner.join().stdout
     assert sorted(lines) == [
@@ -189,18 +193,18 @@ def test_termination(bell: Callable[..., Bell]) -> None:
 
 
 def test_termination_and_start_single_process(tmp_path: Path, bell: Callable[..., Bell]) -> None:
-    begun, second = bell(), tmp_path / "second"
+    start_event, second = bell(), tmp_path / "second"
 
     def work() -> None:
         print("index 0")
         if me() == "worker-0" and not second.exists():
-            begun.ring()
+            start_event.ring()
             for_ever()
         print("index 9")
 
     with MultiProcessRunner(work, create_cluster_spec(num_workers=2), return_output=True) as runner:
         runner.start()
-        begun.hear()
+        start_event.hear()
         with pytest.raises(ValueError, match="worker-0 is running already"):
             runner.start_single_process("worker", 0)
         runner.terminate("worker", 0)
@@ -213,14 +217,14 @@ def test_termination_and_start_single_process(tmp_path: Path, bell: Callable[...
 
 
 def test_start_in_process_as(bell: Callable[..., Bell]) -> None:
-    begun, added = bell("begun"), bell("added")
+    start_event, added = bell("begun"), bell("added")
     here = []
 
     def work() -> str:
         get_barrier().wait()
         if me() == "chief-0":
             here.append(me())
-            begun.ring()
+            start_event.ring()
             added.hear()
         print(f"{me()} was here")
         return me()
@@ -235,7 +239,7 @@ def test_start_in_process_as(bell: Callable[..., Bell]) -> None:
     ) as runner:
 
         def add() -> None:
-            begun.hear()
+            start_event.hear()
             runner.start_single_process("evaluator", 0, fn=evaluate)
 
         thread = threading.Thread(target=add)
@@ -286,10 +290,10 @@ def test_terminate_all_does_not_ignore_error(bell: Callable[..., Bell]) -> None:
 
 
 def test_process_exists(bell: Callable[..., Bell]) -> None:
-    begun = bell()
+    start_event = bell()
 
     def work() -> None:
-        begun.ring(str(os.getpid()))
+        start_event.ring(str(os.getpid()))
         for_ever()
 
     with MultiProcessRunner(work, create_cluster_spec()) as runner:
@@ -297,7 +301,7 @@ def test_process_exists(bell: Callable[..., Bell]) -> None:
         assert runner.get_process_id("worker", 0) is None
         assert runner.get_process_exit_code("worker", 0) is None
         runner.start()
-        assert runner.get_process_id("worker", 0) == int(begun.hear())
+        assert runner.get_process_id("worker", 0) == int(start_event.hear())
         assert runner.process_exists("worker", 0)
         assert runner.get_process_exit_code("worker", 0) is None
         runner.terminate("worker", 0)
@@ -314,9 +318,9 @@ def test_barrier(tmp_path: Path) -> None:
         barrier = get_barrier()
         (tmp_path / me()).touch()
         numbers = [barrier.wait()]
-        seen = len(list(tmp_path.iterdir()))
+        count = len(list(tmp_path.iterdir()))
         numbers.append(barrier.wait(timeout=60))
-        return seen, barrier.parties, len(numbers)
+        return count, barrier.parties, len(numbers)
 
     assert (
         run(work, create_cluster_spec(has_chief=True, num_workers=2)).return_value
@@ -350,10 +354,10 @@ def test_hopeless_barrier_fails_at_once() -> None:
 
     with pytest.raises(Odd, match="first") as caught:
         run(work, create_cluster_spec(num_workers=2), return_output=True)
-    told = "".join(caught.value.mpr_result.stdout)
+    message = "".join(caught.value.mpr_result.stdout)
     assert (
         "AbortedError: the barrier cannot be complete any more: worker-1 has raised Odd: first"
-        in told
+        in message
     )
 
 
@@ -395,16 +399,16 @@ def test_added_task_is_outside_barrier() -> None:
 
 
 def test_stdout_available_when_timeout(bell: Callable[..., Bell]) -> None:
-    begun = bell()
+    start_event = bell()
 
     def work() -> None:
         print("before it sleeps")
-        begun.ring()
+        start_event.ring()
         for_ever()
 
     with MultiProcessRunner(work, create_cluster_spec(), return_output=True) as runner:
         runner.start()
-        begun.hear()
+        start_event.hear()
         with pytest.raises(
             SubprocessTimeoutError, match="still running 1 s after join: worker-0"
         ) as caught:
@@ -416,16 +420,16 @@ def test_stdout_available_when_timeout(bell: Callable[..., Bell]) -> None:
 
 
 def test_task_ignoring_sigterm_is_killed(bell: Callable[..., Bell]) -> None:
-    begun = bell()
+    start_event = bell()
 
     def work() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        begun.ring()
+        start_event.ring()
         for_ever()
 
     with MultiProcessRunner(work, create_cluster_spec(), term_grace_s=0.1) as runner:
         runner.start()
-        begun.hear()
+        start_event.hear()
         with pytest.raises(SubprocessTimeoutError):
             runner.join(0)
     assert runner.get_process_exit_code("worker", 0) == -signal.SIGKILL
@@ -517,18 +521,18 @@ def test_task_ended_by_outer_signal_succeeds() -> None:
 
 
 def test_tasks_outlive_independent_chief(bell: Callable[..., Bell]) -> None:
-    gone = bell()
+    end_bell = bell()
 
     def work() -> str:
         if me() == "worker-0":
-            gone.hear()
+            end_bell.hear()
         return me()
 
     cluster = create_cluster_spec(has_chief=True)
     with MultiProcessRunner(work, cluster, dependence_on_chief=False, chief_grace_s=0.0) as runner:
         runner.start()
         eventually(lambda: not runner.process_exists("chief", 0), "the chief has ended")
-        gone.ring()
+        end_bell.ring()
         assert runner.join().return_value == ["chief-0", "worker-0"]
 
 
@@ -602,7 +606,7 @@ def test_auto_restart_failure_immediate_after_restart(
     """worker-0 is terminated when both have begun for the first time, and worker-1 for the
     second.
     """
-    up, begun = bell("up"), bell("begun")
+    up, start_event = bell("up"), bell("begun")
 
     def work() -> str:
         again = (tmp_path / me()).exists()
@@ -612,30 +616,30 @@ def test_auto_restart_failure_immediate_after_restart(
         if me() == "worker-1":
             up.ring()
         elif not again:
-            begun.ring()
+            start_event.ring()
             for_ever()
         return me()
 
     with MultiProcessRunner(work, create_cluster_spec(num_workers=2), auto_restart=True) as runner:
         runner.start()
-        begun.hear()
+        start_event.hear()
         up.hear()
         runner.terminate("worker", 0)
         assert sorted(runner.join().return_value) == ["worker-0", "worker-1"]
 
 
 def test_auto_restart_terminate(tmp_path: Path, bell: Callable[..., Bell]) -> None:
-    begun, second = bell(), tmp_path / "second"
+    start_event, second = bell(), tmp_path / "second"
 
     def work() -> str:
         if not second.exists():
-            begun.ring()
+            start_event.ring()
             for_ever()
         return "the second time"
 
     with MultiProcessRunner(work, create_cluster_spec(), auto_restart=True) as runner:
         runner.start()
-        begun.hear()
+        start_event.hear()
         second.touch()
         runner.terminate("worker", 0)
         assert runner.join().return_value == ["the second time"]
@@ -645,11 +649,11 @@ def test_auto_restart_terminate(tmp_path: Path, bell: Callable[..., Bell]) -> No
 
 
 @pytest.mark.parametrize(
-    ("devices", "seen"),
+    ("devices", "expected"),
     [("0,1", ["0", "1"]), ("0,1,2,3", ["0,2", "1,3"]), ("5", ["5", "5"]), ("", ["", ""])],
 )
 def test_gpus_divided_among_tasks(
-    devices: str, seen: list[str], monkeypatch: pytest.MonkeyPatch
+    devices: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
     with MultiProcessRunner(
@@ -658,14 +662,14 @@ def test_gpus_divided_among_tasks(
         share_gpu=False,
     ) as runner:
         runner.start()
-        assert [devices for _, devices in sorted(runner.join().return_value)] == seen
+        assert [devices for _, devices in sorted(runner.join().return_value)] == expected
 
 
 # -- wrong use -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("fn", "cluster", "error", "told"),
+    ("fn", "cluster", "error", "message"),
     [
         ("fn", {"worker": ["localhost:1"]}, ValueError, "fn is 'fn', wants a function"),
         (me, {"chief": ["localhost:1", "localhost:2"]}, ValueError, "2 chiefs"),
@@ -677,9 +681,9 @@ def test_gpus_divided_among_tasks(
     ],
 )
 def test_bad_runner_arguments_are_refused(
-    fn: Any, cluster: Any, error: type[Exception], told: str
+    fn: Any, cluster: Any, error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         MultiProcessRunner(fn, cluster)
 
 
@@ -737,15 +741,15 @@ runner.join(None)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 @pytest.mark.killed("test harness")
 def test_tasks_end_with_parent(number: int, bell: Callable[..., Bell]) -> None:
-    begun = bell()
+    start_event = bell()
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(begun.path)], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", PARENT, str(start_event.path)], stderr=subprocess.PIPE, text=True
     )
-    pids = [int(pid) for pid in begun.hear().split()]
+    pids = [int(pid) for pid in start_event.hear().split()]
     parent.send_signal(number)
-    _, told = parent.communicate()
+    _, message = parent.communicate()
     assert parent.returncode == -number
-    assert ("KeyboardInterrupt" in told) == (number == signal.SIGINT)
+    assert ("KeyboardInterrupt" in message) == (number == signal.SIGINT)
     assert len(pids) == 2
     for pid in pids:
         ends(pid)

@@ -43,14 +43,14 @@ def test_ctrl_c_prints_no_traceback(phase: str, again: bool) -> None:
         start_new_session=True,
     )
     os.close(theirs)
-    said = b""
+    output = b""
     interrupted = False
     while True:
         try:
-            said += os.read(ours, 4096)
+            output += os.read(ours, 4096)
         except OSError:  # all that had the terminal have ended
             break
-        if not interrupted and b"measuring " + phase.encode() in said:
+        if not interrupted and b"measuring " + phase.encode() in output:
             interrupted = True
             os.killpg(bench.pid, signal.SIGINT)
             if again:
@@ -60,4 +60,4 @@ def test_ctrl_c_prints_no_traceback(phase: str, again: bool) -> None:
     os.close(ours)
     assert bench.wait(PATIENCE_S) in ({130, -signal.SIGINT} if again else {130})
     assert interrupted
-    assert b"Traceback" not in said, said.decode()
+    assert b"Traceback" not in output, output.decode()

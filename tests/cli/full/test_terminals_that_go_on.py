@@ -39,8 +39,11 @@ def test_restarted_dispatcher_regains_worker(
 def test_drained_worker_leaves_alone(terminal: Open, dispatcher: tuple[Terminal, str]) -> None:
     _, address = dispatcher
     staying, leaving = start_worker(terminal, address), start_worker(terminal, address, "--threads")
-    done = run("drain", address, "worker:1", "--grace", "3")
-    assert (done.code, done.out) == (0, "worker:1 leaves; its running functions have 3 s to end\n")
+    result = run("drain", address, "worker:1", "--grace", "3")
+    assert (result.code, result.out) == (
+        0,
+        "worker:1 leaves; its running functions have 3 s to end\n",
+    )
     assert leaving.ends() == 0
     assert workers(address) == ["worker:0"]
     assert staying.process.poll() is None

@@ -22,11 +22,11 @@ DEVICES = [  # of five tasks
 
 def is_cluster(spec: ClusterSpec, expected: dict[str, Tasks]) -> bool:
     """Whether the spec, and what four round trips make of it, is the expected cluster."""
-    wanted = ClusterSpec(expected)
+    spec = ClusterSpec(expected)
     ways = (
         spec,
         ClusterSpec(spec),
         ClusterSpec(spec.as_cluster_def()),
         ClusterSpec(spec.as_dict()),
     )
-    return all(way == wanted and way.as_cluster_def() == wanted.as_cluster_def() for way in ways)
+    return all(way == spec and way.as_cluster_def() == spec.as_cluster_def() for way in ways)

@@ -68,7 +68,7 @@ def test_resolver_needs_two_methods() -> None:
 
 
 def test_properties_have_defaults_and_can_be_set() -> None:
-    resolver, other = Mine(), Mine()
+    resolver, second = Mine(), Mine()
     assert (resolver.environment, resolver.task_type, resolver.task_id, resolver.rpc_layer) == (
         "",
         None,
@@ -77,7 +77,7 @@ def test_properties_have_defaults_and_can_be_set() -> None:
     )
     resolver.task_type, resolver.task_id, resolver.rpc_layer = "worker", 0, "zmq"
     assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("worker", 0, "zmq")
-    assert other.task_type is None
+    assert second.task_type is None
 
 
 def test_accelerators_match_whole_names() -> None:
@@ -199,7 +199,7 @@ def test_validate_lists_problems(
 def test_import_loads_no_heavy_module() -> None:
     program = "import sys, zmqdist; zmqdist.resolvers.KubernetesClusterResolver\n"
     program += "print(*[name for name in ('zmq', 'yaml', 'kubernetes', 'cloudpickle') if name in sys.modules])"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=True
     )
-    assert done.stdout.split() == []
+    assert result.stdout.split() == []

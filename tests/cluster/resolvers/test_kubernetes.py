@@ -56,20 +56,20 @@ class Client:
         return SimpleNamespace(items=pods[selector])
 
 
-def resolver(*pods: Any, **given: Any) -> KubernetesClusterResolver:
-    return KubernetesClusterResolver(override_client=Client({LABEL: list(pods)}), **given)
+def resolver(*pods: Any, **argument: Any) -> KubernetesClusterResolver:
+    return KubernetesClusterResolver(override_client=Client({LABEL: list(pods)}), **argument)
 
 
 def test_single_item_successful_retrieval() -> None:
-    found = resolver(pod("tensorflow-abc123"), executable_location=ExecutableLocation.OFF_CLUSTER)
-    assert is_cluster(found.cluster_spec(), {"worker": ["10.1.2.3:8470"]})
+    matches = resolver(pod("tensorflow-abc123"), executable_location=ExecutableLocation.OFF_CLUSTER)
+    assert is_cluster(matches.cluster_spec(), {"worker": ["10.1.2.3:8470"]})
 
 
 def test_single_item_successful_retrieval_in_cluster() -> None:
-    found = resolver(
+    matches = resolver(
         pod("tensorflow-abc123"), executable_location=ExecutableLocation.WITHIN_CLUSTER
     )
-    assert is_cluster(found.cluster_spec(), {"worker": ["10.1.2.3:8470"]})
+    assert is_cluster(matches.cluster_spec(), {"worker": ["10.1.2.3:8470"]})
 
 
 def test_value_error_raised_on_invalid_executable_location(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,30 +79,30 @@ def test_value_error_raised_on_invalid_executable_location(monkeypatch: pytest.M
 
 
 def test_successful_retrieval_with_sort() -> None:
-    found = resolver(
+    matches = resolver(
         pod("tensorflow-abc123", "10.1.2.3"),
         pod("tensorflow-def456", "10.1.2.4"),
         pod("tensorflow-999999", "10.1.2.5"),
     )
     assert is_cluster(
-        found.cluster_spec(), {"worker": ["10.1.2.5:8470", "10.1.2.3:8470", "10.1.2.4:8470"]}
+        matches.cluster_spec(), {"worker": ["10.1.2.5:8470", "10.1.2.3:8470", "10.1.2.4:8470"]}
     )
 
 
 def test_pods_keep_stateful_set_indices() -> None:
-    found = resolver(*(pod(f"train-worker-{index}", f"10.1.2.{index}") for index in (10, 2, 0)))
+    matches = resolver(*(pod(f"train-worker-{index}", f"10.1.2.{index}") for index in (10, 2, 0)))
     assert is_cluster(
-        found.cluster_spec(), {"worker": [f"10.1.2.{index}:8470" for index in (0, 2, 10)]}
+        matches.cluster_spec(), {"worker": [f"10.1.2.{index}:8470" for index in (0, 2, 10)]}
     )
 
 
 def test_get_master_with_override_parameters() -> None:
     pods = [pod(f"tensorflow-{index}", f"10.1.2.{3 + index}") for index in range(3)]
-    found = resolver(*pods, rpc_layer="grpc")
-    found.task_type, found.task_id = "worker", 0
-    assert (found.task_type, found.task_id) == ("worker", 0)
-    assert found.master() == "grpc://10.1.2.3:8470"
-    assert found.master("worker", 2) == "grpc://10.1.2.5:8470"
+    matches = resolver(*pods, rpc_layer="grpc")
+    matches.task_type, matches.task_id = "worker", 0
+    assert (matches.task_type, matches.task_id) == ("worker", 0)
+    assert matches.master() == "grpc://10.1.2.3:8470"
+    assert matches.master("worker", 2) == "grpc://10.1.2.5:8470"
 
 
 def test_non_running_pod() -> None:
@@ -121,9 +121,9 @@ def test_multiple_pod_selectors_and_workers() -> None:
         }
     )
     jobs = {"worker": ["job-name=worker1", "job-name=worker2"], "ps": ["job-name=ps-1"]}
-    found = KubernetesClusterResolver(jobs, override_client=client)
+    matches = KubernetesClusterResolver(jobs, override_client=client)
     workers = [f"10.1.2.{number}:8470" for number in (3, 4, 5, 6, 7)]
-    assert is_cluster(found.cluster_spec(), {"worker": workers, "ps": ["10.1.2.8:8470"]})
+    assert is_cluster(matches.cluster_spec(), {"worker": workers, "ps": ["10.1.2.8:8470"]})
 
 
 # -- the rest of the contract ----------------------------------------------------------------------
@@ -155,8 +155,8 @@ def test_location_decides_loader(
     package.config = SimpleNamespace(**config, ConfigException=KeyError)  # type: ignore[attr-defined]
     package.client = SimpleNamespace(CoreV1Api=lambda: Client({LABEL: [pod("a")]}))  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "kubernetes", package)
-    found = KubernetesClusterResolver(executable_location=location)
-    assert found.cluster_spec() == found.cluster_spec()
+    matches = KubernetesClusterResolver(executable_location=location)
+    assert matches.cluster_spec() == matches.cluster_spec()
     assert loaded == [loader]
 
 
@@ -223,23 +223,23 @@ def test_refusing_api_server_names_right(
             error.status = status  # type: ignore[attr-defined]
             raise error
 
-    found = KubernetesClusterResolver(override_client=Refusing({}), namespace=namespace)
+    matches = KubernetesClusterResolver(override_client=Refusing({}), namespace=namespace)
     with pytest.raises(Refused if expected is None else RuntimeError) as caught:
-        found.cluster_spec()
+        matches.cluster_spec()
     assert expected is None or str(caught.value) == f"the API server does not let us {expected}"
 
 
 def test_own_task_unknown_until_set() -> None:
-    found = resolver(pod("a"))
-    assert (found.task_type, found.task_id, found.master(), found.master("worker")) == (
+    matches = resolver(pod("a"))
+    assert (matches.task_type, matches.task_id, matches.master(), matches.master("worker")) == (
         None,
         None,
         "",
         "",
     )
-    assert (found.rpc_layer, found.master("worker", 0)) == ("zmq", "zmq://10.1.2.3:8470")
-    found.rpc_layer = "grpc"
-    assert found.master("worker", 0) == "grpc://10.1.2.3:8470"
+    assert (matches.rpc_layer, matches.master("worker", 0)) == ("zmq", "zmq://10.1.2.3:8470")
+    matches.rpc_layer = "grpc"
+    assert matches.master("worker", 0) == "grpc://10.1.2.3:8470"
 
 
 def test_pods_are_looked_for_in_one_namespace_or_in_all() -> None:
@@ -258,8 +258,8 @@ def test_pods_are_looked_for_in_one_namespace_or_in_all() -> None:
     ],
 )
 def test_address_of_node_pod_or_name(kind: Any, address: str) -> None:
-    found = resolver(pod("worker-0", pod_ip="fd00::1"), address_type=kind)
-    assert found.cluster_spec().job_tasks("worker") == [address]
+    matches = resolver(pod("worker-0", pod_ip="fd00::1"), address_type=kind)
+    assert matches.cluster_spec().job_tasks("worker") == [address]
 
 
 def test_pod_without_dns_name_is_reported() -> None:
@@ -272,15 +272,15 @@ def test_pod_without_dns_name_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("argument", "expected"),
     [
         ({"address_type": "ip"}, 'address_type must be "host_ip", "pod_ip" or "dns", not .ip'),
         ({"num_tasks": {"ps": 1}}, "num_tasks names jobs that have no label selectors: ps"),
     ],
 )
-def test_wrong_arguments_are_a_value_error(given: dict[str, Any], expected: str) -> None:
+def test_wrong_arguments_are_a_value_error(argument: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
-        resolver(**given)
+        resolver(**argument)
 
 
 @pytest.fixture
@@ -298,8 +298,8 @@ def test_resolver_waits_for_starting_pods() -> None:
         [pod("a"), pod("b", "10.1.2.4")],
     ]
     client = Client(*({LABEL: pods} for pods in states))
-    found = KubernetesClusterResolver(override_client=client, wait_s=50, num_tasks={"worker": 2})
-    assert found.cluster_spec().job_tasks("worker") == ["10.1.2.3:8470", "10.1.2.4:8470"]
+    matches = KubernetesClusterResolver(override_client=client, wait_s=50, num_tasks={"worker": 2})
+    assert matches.cluster_spec().job_tasks("worker") == ["10.1.2.3:8470", "10.1.2.4:8470"]
     assert len(client.requests) == len(states)
 
 
@@ -350,11 +350,11 @@ def api_server() -> Iterator[Callable[..., str]]:
             def do_GET(self) -> None:
                 requests = urllib.parse.urlsplit(self.path)
                 label = urllib.parse.parse_qs(requests.query).get("labelSelector", [""])[0]
-                found = pods.get(label) if requests.path == path else None
+                matches = pods.get(label) if requests.path == path else None
                 body = json.dumps(
-                    {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": found or []}
+                    {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": matches or []}
                 ).encode()
-                self.send_response(403 if found is None else 200)
+                self.send_response(403 if matches is None else 200)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
                 self.send_header("Connection", "close")
@@ -393,15 +393,15 @@ def test_package_reads_api_server(
     kubernetes = pytest.importorskip("kubernetes")
     url = api_server(path, {"job-name=w": [running("w-1", "10.1.0.2"), running("w-0", "10.1.0.1")]})
     with kubernetes.client.ApiClient(kubernetes.client.Configuration(host=url)) as connection:
-        found = KubernetesClusterResolver(
+        matches = KubernetesClusterResolver(
             {"worker": ["job-name=w"]},
             override_client=kubernetes.client.CoreV1Api(connection),
             address_type="pod_ip",
             namespace=namespace,
             num_tasks={"worker": 2},
         )
-        assert found.cluster_spec().job_tasks("worker") == ["10.1.0.1:8470", "10.1.0.2:8470"]
-        check_resolver(found)
+        assert matches.cluster_spec().job_tasks("worker") == ["10.1.0.1:8470", "10.1.0.2:8470"]
+        check_resolver(matches)
         with pytest.raises(RuntimeError, match="does not let us list the pods"):
             KubernetesClusterResolver(
                 override_client=kubernetes.client.CoreV1Api(connection), namespace="another"

@@ -14,8 +14,8 @@ from zmqdist.testing import check_resolver
 JOBS: dict[str, Any] = {"ps": PS, "worker": WORKERS}
 
 
-def simple(**given: Any) -> SimpleClusterResolver:
-    return SimpleClusterResolver(ClusterSpec(JOBS), **given)
+def simple(**argument: Any) -> SimpleClusterResolver:
+    return SimpleClusterResolver(ClusterSpec(JOBS), **argument)
 
 
 def test_init_simple_cluster_resolver() -> None:
@@ -28,14 +28,14 @@ def test_init_simple_cluster_resolver() -> None:
         master="m:1",
     )
     assert is_cluster(resolver.cluster_spec(), JOBS)
-    found = (
+    matches = (
         resolver.task_type,
         resolver.task_id,
         resolver.environment,
         resolver.rpc_layer,
         resolver.num_accelerators(),
     )
-    assert found == ("ps", 1, "cloud", "grpc", {"GPU": 8})
+    assert matches == ("ps", 1, "cloud", "grpc", {"GPU": 8})
     assert resolver.master() == "grpc://m:1"
 
 

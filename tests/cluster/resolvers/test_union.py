@@ -12,12 +12,12 @@ from zmqdist.resolvers import SimpleClusterResolver, UnionResolver
 from zmqdist.testing import check_resolver
 
 
-def simple(jobs: dict[str, Any], **given: Any) -> SimpleClusterResolver:
-    return SimpleClusterResolver(ClusterSpec(jobs), **given)
+def simple(jobs: dict[str, Any], **argument: Any) -> SimpleClusterResolver:
+    return SimpleClusterResolver(ClusterSpec(jobs), **argument)
 
 
-def union(*clusters: dict[str, Any], **given: Any) -> UnionResolver:
-    return UnionResolver(*map(simple, clusters), **given)
+def union(*clusters: dict[str, Any], **argument: Any) -> UnionResolver:
+    return UnionResolver(*map(simple, clusters), **argument)
 
 
 def addresses(*indices: int) -> dict[int, str]:
@@ -38,10 +38,10 @@ def test_union_cluster_resolver_get_properties() -> None:
         num_accelerators={"GPU": 8},
         rpc_layer="grpc",
     )
-    other = simple(
+    second = simple(
         {"worker": WORKERS}, task_type="worker", task_id=2, environment="local", num_accelerators={"GPU": 16}, rpc_layer="http"
     )  # fmt: skip
-    resolver = UnionResolver(first, other)
+    resolver = UnionResolver(first, second)
 
     def answers() -> tuple[Any, ...]:
         return (

@@ -95,7 +95,7 @@ PROGRAM = """
 
 @needs_cores
 @pytest.mark.parametrize(
-    ("keys", "started"),
+    ("keys", "line"),
     [
         ("count: 1, threads_per_slot: 1", "started (0, '1')"),
         ("count: 1, threads_per_slot: 2", "started (1, '2')"),
@@ -103,8 +103,8 @@ PROGRAM = """
     ],
 )
 def test_file_bounds_threads_per_slot(
-    launch: Callable[..., Launched], keys: str, started: str
+    launch: Callable[..., Launched], keys: str, line: str
 ) -> None:
     launched = launch(PROGRAM, FILE.replace("count: 2", keys))
-    assert launched.saw("started") == started
+    assert launched.saw("started") == line
     assert launched.ends() == 0

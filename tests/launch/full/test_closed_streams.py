@@ -47,7 +47,7 @@ def test_closed_stream_number_stays_reserved(tmp_path: Path, how: str, closed: s
     script.write_text(PROGRAM)
     redirections = " ".join(f"{number}>&-" for number in closed) if how == "shell" else ""
     with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
-        done = subprocess.run(
+        result = subprocess.run(
             ["sh", "-c", f'exec "$0" "$@" {redirections}', sys.executable, script, how, closed],
             stdin=subprocess.DEVNULL,
             stdout=out,
@@ -56,7 +56,7 @@ def test_closed_stream_number_stays_reserved(tmp_path: Path, how: str, closed: s
             timeout=50,
             check=False,
         )
-    assert done.returncode == 0, (tmp_path / "err").read_text()
+    assert result.returncode == 0, (tmp_path / "err").read_text()
     files = {"/dev/null", *(str(tmp_path / name) for name in ("out", "err"))}
     assert set((tmp_path / "found").read_text().split()) <= files
     printed = {
@@ -90,7 +90,7 @@ own.close()
 @pytest.mark.parametrize("closed", ["0", "1", "2", "12", "012"])
 def test_opened_file_gets_no_output(tmp_path: Path, closed: str) -> None:
     (tmp_path / "script.py").write_text(OPENS_A_FILE)
-    done = subprocess.run(
+    result = subprocess.run(
         [
             "sh",
             "-c",
@@ -106,7 +106,7 @@ def test_opened_file_gets_no_output(tmp_path: Path, closed: str) -> None:
         text=True,
         env={**os.environ, "PYTHONWARNINGS": "error"},
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     assert int((tmp_path / "told").read_text()) == int(closed[0])
     assert (tmp_path / "own").read_text() == "mine"
 
@@ -121,7 +121,7 @@ def test_launch_without_standard_streams_runs_the_program(tmp_path: Path, closed
     redirections = " ".join(f"{number}>&-" for number in closed)
     command = [sys.executable, "-m", "zmqdist_cli", "launch", "cluster.yaml"]
     for arguments in (command, [sys.executable, "-c", LAUNCH, "cluster.yaml", "5"]):
-        done = subprocess.run(
+        result = subprocess.run(
             ["sh", "-c", f'exec "$@" {redirections}', "sh", *arguments],
             cwd=tmp_path,
             capture_output=True,
@@ -130,5 +130,5 @@ def test_launch_without_standard_streams_runs_the_program(tmp_path: Path, closed
             check=False,
             env={**os.environ, "PYTHONWARNINGS": "error"},
         )
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (result.returncode, result.stderr) == (0, "")
         (tmp_path / "done").unlink()

@@ -47,12 +47,12 @@ def test_evaluator_ends_by_itself(launch: Launcher, tmp_path: Path) -> None:
     """
     job = launch(program, file=EVALUATOR)
     assert job.ends() == 5, job.text
-    told = [
+    text = [
         "[evaluator-0] evaluated the last one",
         "[evaluator-0] {'type': 'evaluator', 'index': 0} False",
         "trained",
     ]
-    assert sorted(job.lines) == told
+    assert sorted(job.lines) == text
     job.left_nothing()
 
 
@@ -105,10 +105,10 @@ def test_failed_evaluator_ends_no_other_task(launch: Launcher, tmp_path: Path) -
 
 def test_signal_ends_evaluator_and_ps(launch: Launcher, tmp_path: Path) -> None:
     (tmp_path / "evaluate.py").write_text("import signal\nsignal.pause()\n")
-    both = WITH_PS.replace(
+    file_text = WITH_PS.replace(
         "ps: {count: 2}", "ps: {count: 2}\n  evaluator: {program: python evaluate.py}"
     )
-    job = launch(UNTIL_END_FILE, file=both)
+    job = launch(UNTIL_END_FILE, file=file_text)
     job.saw("it runs")
     job.process.send_signal(signal.SIGTERM)
     assert job.ends() == 128 + signal.SIGTERM, job.text
@@ -121,10 +121,10 @@ def test_ps_and_evaluator_end_with_a_launcher_that_is_killed(
     (tmp_path / "evaluate.py").write_text(
         "import pathlib, signal\npathlib.Path('evaluates').touch()\nsignal.pause()\n"
     )
-    both = WITH_PS.replace(
+    file_text = WITH_PS.replace(
         "ps: {count: 2}", "ps: {count: 2}\n  evaluator: {program: python evaluate.py}"
     )
-    job = launch(UNTIL_END_FILE, file=both)
+    job = launch(UNTIL_END_FILE, file=file_text)
     job.saw("it runs")
     job.task("ps", 1)
     eventually(lambda: (tmp_path / "evaluates").exists(), "the evaluator runs")

@@ -35,14 +35,14 @@ def test_program_finds_workers_and_ps(launch: Launcher) -> None:
 
 
 def test_ps_listens_at_address_of_file(launch: Launcher) -> None:
-    place = free_address()
+    address = free_address()
     program = """
         from zmqdist.training.cluster_connection import connect
         print(*connect().ps)
     """
-    job = launch(program, file=WITH_PS.replace("{count: 2}", f"{{tasks: [{place}]}}"))
+    job = launch(program, file=WITH_PS.replace("{count: 2}", f"{{tasks: [{address}]}}"))
     assert job.ends() == 0, job.text
-    assert job.lines == [place]
+    assert job.lines == [address]
 
 
 def test_killed_worker_restarts_up_to_bound(launch: Launcher) -> None:

@@ -48,7 +48,7 @@ def test_low_limit_named_before_libzmq_aborts(
 ) -> None:
     program = PROGRAM.format(limit=limit, soft=soft, start=START[start])
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONWARNINGS": "error"}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
@@ -56,9 +56,9 @@ def test_low_limit_named_before_libzmq_aborts(
         check=False,
         env=environment,
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("ResourceExhaustedError ")
-    assert text in done.stdout
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("ResourceExhaustedError ")
+    assert text in result.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -93,7 +93,7 @@ def test_command_under_low_limit_prints_one_line(
     (tmp_path / "program.py").touch()
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    done = subprocess.run(
+    result = subprocess.run(
         ["sh", "-c", f'ulimit {limit}; exec "$0" -m zmqdist_cli {arguments}', sys.executable],
         capture_output=True,
         text=True,
@@ -102,7 +102,7 @@ def test_command_under_low_limit_prints_one_line(
         cwd=tmp_path,
         env={**os.environ, "TMPDIR": str(temporary)},
     )
-    assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr.startswith(text)
-    assert done.stderr.count("\n") == 1
+    assert (result.returncode, result.stdout) == (code, "")
+    assert result.stderr.startswith(text)
+    assert result.stderr.count("\n") == 1
     assert list(temporary.iterdir()) == []

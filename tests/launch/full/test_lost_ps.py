@@ -44,8 +44,8 @@ def test_program_gives_up_lost_ps(
     job.saw("it runs")
     ps = job.task("ps", 0)
     os.kill(agent_of(ps) if run == ON_PIPES else ps, signal.SIGKILL)
-    told = job.saw("and `zmqdist launch` does not start it again")
-    assert f"it ended ({reason}" in told
+    text = job.saw("and `zmqdist launch` does not start it again")
+    assert f"it ended ({reason}" in text
     assert job.ends() == 0, job.text
 
 
@@ -65,6 +65,6 @@ def test_strategy_gives_up_failed_ps(
         STARTING,
         file=WITH_PS.replace("{count: 2}", "{count: 2, restarts: 0, env: {PYTHONHOME: /nowhere}}"),
     )
-    told = job.saw("does not start it again")
-    assert told.startswith("/job:ps/replica:0/task:")
+    text = job.saw("does not start it again")
+    assert text.startswith("/job:ps/replica:0/task:")
     assert job.ends() == 0, job.text

@@ -47,12 +47,12 @@ def test_training_survives_killed_worker_and_ps(
     job.saw("epoch  6/30", 60)
     os.kill(ps, signal.SIGKILL)
     assert job.ends(80) == 0, job.text
-    for told in (
+    for text in (
         "[worker-1] ended (killed by SIGKILL); it is started again (1 of 3)",
         "[ps-0] ended (killed by SIGKILL); its variables are lost; it is started again (1 of 3)",
     ):
-        assert job.lines.count(told) == 1, job.text
-        assert job.lines.index(told) < len(job.lines) - 10, (
+        assert job.lines.count(text) == 1, job.text
+        assert job.lines.index(text) < len(job.lines) - 10, (
             "the training continued for long after the loss"
         )
     assert re.search(

@@ -49,7 +49,7 @@ def test_program_and_workers_find_their_tasks(
         "TF_CONFIG",
         '{"cluster": {"worker": ["elsewhere:1"]}, "task": {"type": "worker", "index": 7}}',
     )
-    place = free_address()
+    address = free_address()
     program = """
         import zmqdist as zd
 
@@ -61,9 +61,9 @@ def test_program_and_workers_find_their_tasks(
         with zd.coordinator.ClusterCoordinator() as coordinator:
             print(*found(), *coordinator.schedule(found).get())
     """
-    job = launch(program, file=FILE.replace("{count: 2}", f"{{tasks: {{4: '{place}'}}}}"))
+    job = launch(program, file=FILE.replace("{count: 2}", f"{{tasks: {{4: '{address}'}}}}"))
     assert job.ends() == 0, job.text
-    cluster = {"worker": {4: place}}
+    cluster = {"worker": {4: address}}
     assert job.lines == [f"{cluster} chief 0 {cluster} worker 4"]
 
 
@@ -144,10 +144,10 @@ def test_failing_worker_prints_reason(launch: Launcher) -> None:
 
 
 def test_worker_binds_address_of_file(launch: Launcher) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
         job = launch(WAITS, file=FILE.replace("count: 2", f"tasks: ['{address}']"))
         job.saw("it waits")
         line = job.saw("[worker-0] ")

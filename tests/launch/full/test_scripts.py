@@ -36,7 +36,7 @@ cluster.close()
 def test_script_needs_no_main_guard(tmp_path: Path, how: str) -> None:
     file = tmp_path / "script.py"
     file.write_text(SCRIPT)
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-W", "error", file if how == "file" else "-"],
         input=None if how == "file" else SCRIPT,
         capture_output=True,
@@ -44,7 +44,7 @@ def test_script_needs_no_main_guard(tmp_path: Path, how: str) -> None:
         timeout=30,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "21\n", "")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "21\n", "")
 
 
 def test_unclosed_cluster_leaves_nothing(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_unclosed_cluster_leaves_nothing(tmp_path: Path) -> None:
     temporary.mkdir()
     script = SCRIPT.replace("coordinator.close()\ncluster.close()\n", "")
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script],
         env=environment,
         capture_output=True,
@@ -61,5 +61,5 @@ def test_unclosed_cluster_leaves_nothing(tmp_path: Path) -> None:
         timeout=30,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "21\n"), done.stderr
+    assert (result.returncode, result.stdout) == (0, "21\n"), result.stderr
     assert not list(temporary.iterdir())

@@ -80,7 +80,7 @@ def test_program_files_shadow_no_child_module(tmp_path: Path, how: str) -> None:
     folder.mkdir()
     script.write_text(PROGRAM)
     (tmp_path / "mine.py").write_text("value = 7\n")
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, script, how],
         cwd=folder,
         capture_output=True,
@@ -90,7 +90,10 @@ def test_program_files_shadow_no_child_module(tmp_path: Path, how: str) -> None:
     )
     imitated = tmp_path / "imitated"
     assert not imitated.exists(), imitated.read_text()
-    assert (done.stdout, done.stderr) == ("((7, b'xn--bcher-kva.example'), [1.0, 1.0, 1.0])\n", "")
+    assert (result.stdout, result.stderr) == (
+        "((7, b'xn--bcher-kva.example'), [1.0, 1.0, 1.0])\n",
+        "",
+    )
 
 
 PATHS = """
@@ -163,7 +166,7 @@ def test_functions_see_module_path_in_order(
 ) -> None:
     arguments = program(tmp_path)
     environment = {**os.environ, "PYTHONPATH": "on_pythonpath"}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, *arguments],
         cwd=tmp_path,
         capture_output=True,
@@ -172,7 +175,7 @@ def test_functions_see_module_path_in_order(
         check=False,
         env=environment,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "5\n", "")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "5\n", "")
 
 
 LAUNCHED = """
@@ -219,7 +222,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
 def test_forked_program_has_own_zygote() -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=50, check=False
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
