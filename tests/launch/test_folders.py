@@ -132,10 +132,10 @@ def test_two_cleaners_see_no_owner(
     "subject", ["its owner lives", "of no run", "being made", "a link", "another name", "a file"]
 )
 def test_foreign_or_used_folder_stays(subject: str, temporary: Path, tmp_path: Path) -> None:
-    folder = None
+    run_folder = None
     folder = temporary / ("other-x" if subject == "another name" else "zmqdist-x")
     if subject == "its owner lives":
-        folder = RunFolder()
+        run_folder = RunFolder()
     elif subject == "a link":
         (tmp_path / "elsewhere").mkdir()
         (tmp_path / "elsewhere" / OWNER).touch()
@@ -149,8 +149,8 @@ def test_foreign_or_used_folder_stays(subject: str, temporary: Path, tmp_path: P
     before = set(temporary.rglob("*"))
     assert remove_left_behind() == []
     assert set(temporary.rglob("*")) == before
-    if folder is not None:
-        folder.close()
+    if run_folder is not None:
+        run_folder.close()
 
 
 def test_folder_of_forked_child_stays(temporary: Path) -> None:

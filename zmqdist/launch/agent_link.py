@@ -224,11 +224,10 @@ class AgentLink:
         self._reader.join()
         self._writer.join()
 
-    def wait_for_end(self, timeout_s: float) -> bool:
+    def wait_for_end(self, timeout_s: float) -> None:
         """Wait at most `timeout_s` until the connection has ended and all roles were reported as
-        ended. Return False after a time-out."""
+        ended."""
         self._reader.join(timeout_s)
-        return not self._reader.is_alive()
 
     # -- threads -----------------------------------------------------------------------------------
 

@@ -265,10 +265,7 @@ class _Cluster:
             "--port",
             str(WORKER_PORT),
         ]
-        variables = {**self._task("worker", _INDEX), **_importable(self._program)}
-        return self._container(
-            "worker", [*command, "--grace", f"{self._grace_s:g}"], variables, WORKER_PORT
-        )
+        return self._serving_container("worker", command, WORKER_PORT)
 
     def _ps_container(self) -> _Object:
         assert self._config.jobs.ps is not None
@@ -285,12 +282,13 @@ class _Cluster:
             "--bind",
             EVERY_INTERFACE,
         ]
-        variables = {**self._task("ps", _INDEX), **_importable(self._program)}
-        container = self._container(
-            "ps", [*command, "--grace", f"{self._grace_s:g}"], variables, PS_PORT
-        )
+        container = self._serving_container("ps", command, PS_PORT)
         container["livenessProbe"] = _answers("methods", PS_PORT)
         return container
+
+    def _serving_container(self, job: str, command: Sequence[str], port: int) -> _Object:
+        variables = {**self._task(job, _INDEX), **_importable(self._program)}
+        return self._container(job, [*command, "--grace", f"{self._grace_s:g}"], variables, port)
 
     def _container(
         self, job: str, command: Sequence[str], variables: Mapping[str, str], port: int = 0

@@ -322,7 +322,8 @@ def _serve(
     threading.Thread(target=logged, args=(wake_at_end,), name="zmqdist-joined", daemon=True).start()
     while not server.join(0):
         if signals.wait(lifeline):
-            grace_s = 0.0 if _lifeline_broken(lifeline) else grace_s
+            if lifeline >= 0 and select.select([lifeline], [], [], 0)[0]:
+                grace_s = 0.0  # the lifeline has broken, so no process needs the results
             stopping = threading.Thread(
                 target=logged, args=(stop, grace_s), name="zmqdist-stop", daemon=True
             )
@@ -332,10 +333,6 @@ def _serve(
                     os._exit(ExitCode.PROGRAM_FAILED)  # a second signal ends the process at once
             return
     stop(0.0)
-
-
-def _lifeline_broken(lifeline: int) -> bool:
-    return lifeline >= 0 and bool(select.select([lifeline], [], [], 0)[0])
 
 
 class _Signals:

@@ -37,17 +37,10 @@ TaskMessage: TypeAlias = tuple[str, Any]
 TaskPipe: TypeAlias = BlockingPipe[TaskMessage]
 
 
-def _encode(message: TaskMessage) -> bytes:
-    return json.dumps(message).encode()
-
-
-def _decode(data: bytes) -> TaskMessage:
-    word, facts = json.loads(data)
-    return word, facts
-
-
 TASK_CODEC: Final[PipeCodec[TaskMessage]] = PipeCodec(
-    _encode, _decode, "a function with its arguments, or its result"
+    lambda message: json.dumps(message).encode(),
+    lambda data: tuple(json.loads(data)),
+    "a function with its arguments, or its result",
 )
 
 

@@ -12,7 +12,7 @@ Another program can still bind such a port if it names the port's number and set
 
 from __future__ import annotations
 
-import os
+import contextlib
 import socket
 import weakref
 from typing import TYPE_CHECKING
@@ -42,20 +42,12 @@ def reserved(tasks: dict[str, int]) -> ReservedCluster:
     for job, count in tasks.items():
         if not isinstance(count, int) or count < 0:
             raise ValueError(f"a cluster has 0 or more tasks of {job}, not {count!r}")
-    descriptors: list[int] = []
-    try:
+    with contextlib.ExitStack() as ports:
         cluster = ReservedCluster(
-            {
-                job: [_reserve(descriptors) for _ in range(count)]
-                for job, count in tasks.items()
-                if count
-            }
+            {job: [_reserve(ports) for _ in range(count)] for job, count in tasks.items() if count}
         )
-    except BaseException:
-        _let_go(descriptors)
-        raise
-    # runners refer to the dict, so the ports stay reserved as long as a runner needs them
-    weakref.finalize(cluster, _let_go, descriptors)
+        # runners refer to the dict, so the ports stay reserved as long as a runner needs them
+        weakref.finalize(cluster, ports.pop_all().close)
     return cluster
 
 
@@ -80,17 +72,11 @@ def create_cluster_spec(
     )
 
 
-def _reserve(descriptors: list[int]) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as free:
-        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        free.bind(("127.0.0.1", 0))
-        descriptors.append(os.dup(free.fileno()))
-        return f"localhost:{free.getsockname()[1]}"
-
-
-def _let_go(descriptors: list[int]) -> None:
-    while descriptors:
-        os.close(descriptors.pop())
+def _reserve(ports: contextlib.ExitStack) -> str:
+    port = ports.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+    port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    port.bind(("127.0.0.1", 0))
+    return f"localhost:{port.getsockname()[1]}"
 
 
 # -- clusters in this process ----------------------------------------------------------------------

@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 from zmqdist import clock as time
 from zmqdist.background import in_background
 from zmqdist.clock import duration
-from zmqdist.errors import describe_exit
 from zmqdist.field_types import checked
 from zmqdist.testing.runner.barrier import Task, named
 from zmqdist.testing.runner.process_pool import (
@@ -167,7 +166,9 @@ class MultiProcessPoolRunner:
 
     def _start(self) -> None:
         works = [] if self._initializer is None else [PoolWork.of(self._initializer, (), {})]
-        self._dropped = weakref.finalize(self, _close_in_background, self._crew)
+        self._dropped = weakref.finalize(
+            self, in_background, "zmqdist-pool-close", self._crew.close
+        )
         # At exit no finalizer is needed: the lifelines close when this process ends, and the pool's
         # processes then end themselves.
         self._dropped.atexit = False
@@ -200,13 +201,7 @@ class MultiProcessPoolRunner:
         return outcomes
 
     def _lost(self, process: TaskProcess, outcomes: dict[Task, PoolOutcome]) -> NoReturn:
-        code = process.child.exit_code or 0
-        how = f" ({describe_exit(code)})" if code < 0 else ""
-        text = f"Subprocess {named(process.task)} exited with exit code {code}{how} during run"
-        last = process.child.tail
-        raise UnexpectedSubprocessExitError(
-            f"{text}; its last lines:\n{last}" if last else text, _result(outcomes)
-        )
+        raise UnexpectedSubprocessExitError(process.exit_text(" during run"), _result(outcomes))
 
     def _late(self, outcomes: dict[Task, PoolOutcome]) -> NoReturn:
         late = [process for task, process in self._processes.items() if task not in outcomes]
@@ -227,7 +222,3 @@ def _result(outcomes: dict[Task, PoolOutcome]) -> MultiProcessRunnerResult:
     return MultiProcessRunnerResult(
         [outcome.value for outcome in outcomes.values() if outcome.value is not None], []
     )
-
-
-def _close_in_background(crew: ProcessCrew) -> None:
-    in_background("zmqdist-pool-close", crew.close)

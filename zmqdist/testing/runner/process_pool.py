@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from zmqdist.cluster.defs import ClusterDef
 from zmqdist.cluster.resolvers.devices import CUDA, gpus
 from zmqdist.cluster.spec import ClusterSpec
-from zmqdist.errors import OpError
+from zmqdist.errors import OpError, describe_exit
 from zmqdist.launch.children import Child, Children
 from zmqdist.process.pipe import BlockingPipe, Parts
 from zmqdist.testing.runner.barrier import TASK_CODEC, BarrierGate, Task, TaskPipe, named
@@ -135,6 +135,13 @@ class TaskProcess:
         self.pipe = pipe
         self.child = child
         self.thread: threading.Thread | None = None
+
+    def exit_text(self, when: str = "") -> str:
+        """Return the sentence that says how the process has ended, with its last lines."""
+        code, last = self.child.exit_code or 0, self.child.tail
+        how = f" ({describe_exit(code)})" if code < 0 else ""
+        text = f"Subprocess {named(self.task)} exited with exit code {code}{how}{when}"
+        return f"{text}; its last lines:\n{last}" if last else text
 
 
 class ProcessCrew:

@@ -415,15 +415,10 @@ class MultiProcessRunner:
             overran = ", ".join(map(named, self._overran))
             text = f"the runner ended tasks that still ran after max_run_time, {self._max_run_time} s: {overran}"
             raise UnexpectedSubprocessExitError(text, result)
-        for task, process in self._processes.items():
+        for process in self._processes.values():
             code = process.child.exit_code or 0
             if process not in self._terminated and (code > 0 or -code in CRASHES):
-                how = "" if code > 0 else f" ({describe_exit(code)})"
-                text = f"Subprocess {named(task)} exited with exit code {code}{how}"
-                last = process.child.tail
-                raise UnexpectedSubprocessExitError(
-                    f"{text}; its last lines:\n{last}" if last else text, result
-                )
+                raise UnexpectedSubprocessExitError(process.exit_text(), result)
         return result
 
     # -- state of the processes --------------------------------------------------------------------
