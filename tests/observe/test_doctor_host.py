@@ -20,7 +20,7 @@ from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.port_probe import ZmqBuild
 
 
-def one(findings: Finding | list[Finding], level: str, text: str, advice: str) -> None:
+def check_single(findings: Finding | list[Finding], level: str, text: str, advice: str) -> None:
     """This finding, alone, with something to do unless all is well."""
     if isinstance(findings, list):
         (findings,) = findings
@@ -75,7 +75,9 @@ def test_host_is_healthy() -> None:
     ids=lambda value: str(value)[:20],
 )
 def test_zeromq_version_and_curve(build: ZmqBuild, level: str, text: str) -> None:
-    one(host.transport(build), level, text, "" if level == "ok" else "install pyzmq from a wheel")
+    check_single(
+        host.transport(build), level, text, "" if level == "ok" else "install pyzmq from a wheel"
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_descriptor_limit(
     limits: tuple[int, int], expected: int, level: str, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    one(host.descriptors(expected), level, "may be open", advice)
+    check_single(host.descriptors(expected), level, "may be open", advice)
 
 
 def test_descriptors_of_largest_process() -> None:
@@ -112,28 +114,30 @@ def test_unreadable_proc(monkeypatch: pytest.MonkeyPatch) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
-    one(host.proc(), "problem", "/proc cannot be read (Permission denied)", "mount it")
+    check_single(host.proc(), "problem", "/proc cannot be read (Permission denied)", "mount it")
 
 
 def test_shared_memory_that_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZMQDIST_ARENA", "off")
-    one(host.shared_memory(), "warning", "switched off by ZMQDIST_ARENA=off", "unset ZMQDIST_ARENA")
+    check_single(
+        host.shared_memory(), "warning", "switched off by ZMQDIST_ARENA=off", "unset ZMQDIST_ARENA"
+    )
 
 
 def test_shared_memory_that_others_cannot_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_READ_THROUGH_PROC", "raise PermissionError('not dumpable')")
     text = "a child could not open memory of this process (PermissionError: not dumpable): large arrays go through sockets"
-    one(host.shared_memory(), "warning", text, "run all processes as one user and group")
+    check_single(host.shared_memory(), "warning", text, "run all processes as one user and group")
 
 
 def test_shared_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
-    one(host.shared_memory(), "warning", "there is none", "memfd_create")
+    check_single(host.shared_memory(), "warning", "there is none", "memfd_create")
 
 
 def test_memory_that_is_low(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "MEMORY_LOW", 2**60)
-    one(host.memory(), "warning", "GiB are free", "end other programs")
+    check_single(host.memory(), "warning", "GiB are free", "end other programs")
 
 
 def test_loopback_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +145,7 @@ def test_loopback_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(99, "Cannot assign requested address")
 
     monkeypatch.setattr(socket, "create_server", refuse)
-    one(host.loopback(), "problem", "127.0.0.1 cannot be used", "`ip link set lo up`")
+    check_single(host.loopback(), "problem", "127.0.0.1 cannot be used", "`ip link set lo up`")
 
 
 def test_proxies_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +153,7 @@ def test_proxies_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     assert host.proxies() == []
     monkeypatch.setenv("http_proxy", "http://proxy:3128")
-    one(host.proxies(), "ok", "http_proxy set, which zmqdist ignores", "")
+    check_single(host.proxies(), "ok", "http_proxy set, which zmqdist ignores", "")
 
 
 # -- secrets ---------------------------------------------------------------------------------------
@@ -165,12 +169,14 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_doctor_makes_no_token(
     state: Path,
 ) -> None:
-    one(secrets.examine(Credentials()), "ok", "does not exist yet; the first start makes it", "")
+    check_single(
+        secrets.examine(Credentials()), "ok", "does not exist yet; the first start makes it", ""
+    )
     assert not state.exists()
 
 
 def test_insecure_is_a_warning() -> None:
-    one(
+    check_single(
         secrets.examine(Credentials(insecure=True)),
         "warning",
         "switched off by --insecure",
@@ -198,12 +204,12 @@ def test_user_token(subject: str, breaks: Callable[[Path], object], text: str, s
     keys.create(state / "token")
     breaks(state / "token")
     level, advice = ("ok", "") if subject == "well" else ("problem", "mode 0600")
-    one(secrets.examine(Credentials()), level, text, advice)
+    check_single(secrets.examine(Credentials()), level, text, advice)
 
 
 def test_named_token_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZMQDIST_TOKEN_FILE", str(tmp_path / "nowhere"))
-    one(
+    check_single(
         secrets.examine(Credentials()),
         "problem",
         "cannot read the token file",
@@ -330,7 +336,7 @@ def test_key_folder(
         subject, "problem"
     )
     assert {finding.level for finding in findings} == {level}
-    one(findings[0], level, text, advice)
+    check_single(findings[0], level, text, advice)
     if level == "problem" and not folder.exists():
         (folder.parent / "away").rename(folder)
 
@@ -339,7 +345,7 @@ def test_key_folder(
 def test_key_folder_of_other_user(tmp_path: Path) -> None:
     keys.keygen(tmp_path / "keys")
     os.chown(tmp_path / "keys", 12345, 12345)
-    one(
+    check_single(
         secrets.examine(Credentials(keys_dir=str(tmp_path / "keys"))),
         "problem",
         "belongs to user 12345",
@@ -349,4 +355,4 @@ def test_key_folder_of_other_user(tmp_path: Path) -> None:
 
 def test_keys_of_environment_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZMQDIST_KEYS_DIR", str(tmp_path / "nowhere"))
-    one(secrets.examine(Credentials()), "problem", "there is no such folder", "keygen")
+    check_single(secrets.examine(Credentials()), "problem", "there is no such folder", "keygen")

@@ -94,14 +94,14 @@ def serve() -> Iterator[Callable[..., ZmqServer]]:
         server.stop(0.0)
 
 
-def one(findings: list[Finding], level: str, message: str, advice: str) -> None:
+def check_single(findings: list[Finding], level: str, message: str, advice: str) -> None:
     """There is exactly this finding, and its line is one that can be read."""
-    (found,) = findings
-    assert (found.level, bool(found.advice)) == (level, bool(advice)), found
-    assert re.search(message, found.message, re.DOTALL), found.message
-    assert advice in found.advice, found.advice
-    assert found.line().startswith(f"{level:<8} {found.subject}: ")
-    assert "\n" not in found.line()
+    (finding,) = findings
+    assert (finding.level, bool(finding.advice)) == (level, bool(advice)), finding
+    assert re.search(message, finding.message, re.DOTALL), finding.message
+    assert advice in finding.advice, finding.advice
+    assert finding.line().startswith(f"{level:<8} {finding.subject}: ")
+    assert "\n" not in finding.line()
 
 
 def look(
@@ -111,13 +111,13 @@ def look(
 
 
 def test_healthy_server_identifies_itself(serve: Callable[..., ZmqServer]) -> None:
-    found = network.examine_server(serve().address, NONE, PATIENCE_S)
+    result = network.examine_server(serve().address, NONE, PATIENCE_S)
     message = rf"rpc pid {os.getpid()} \(incarnation [0-9a-f]{{8}}\), "
     message += rf"zmqdist {zd.__version__}, protocol \d+\.\d+, Python \d\.\d+, token, \S+ ms there and back"
-    one(found.findings, "ok", message, "")
-    assert found.info is not None
-    assert found.info.incarnation
-    assert network.examine_server(serve().address, NONE, PATIENCE_S).info != found.info
+    check_single(result.findings, "ok", message, "")
+    assert result.info is not None
+    assert result.info.incarnation
+    assert network.examine_server(serve().address, NONE, PATIENCE_S).info != result.info
 
 
 def status_gives(record: Any) -> list[Finding]:
@@ -145,8 +145,8 @@ def test_unreadable_status_is_a_finding(record: Any) -> None:
 
 @pytest.mark.parametrize("address", ["nowhere", "a\x1b[31m:5", "a:99999", "\x00:1"], ids=ascii)
 def test_bad_worker_address_is_a_problem(address: str) -> None:
-    *_, found = status_gives({"workers": [{"name": "worker:0", "address": address}]})
-    assert found.line().startswith(
+    *_, problem = status_gives({"workers": [{"name": "worker:0", "address": address}]})
+    assert problem.line().startswith(
         f"problem  data port of worker:0: {address!r} is not an address: "
     )
 
@@ -162,8 +162,8 @@ def test_dispatcher_losses_are_warnings() -> None:
     }
     well, *rest = status_gives(record)
     assert well.level == "ok"
-    assert [found.level for found in rest] == ["warning"] * 3
-    assert [found.message.partition(":")[0] for found in rest] == [
+    assert [finding.level for finding in rest] == ["warning"] * 3
+    assert [finding.message.partition(":")[0] for finding in rest] == [
         "1 worker has been lost since it was started",
         "2 slot processes died while running a function",
         (
@@ -178,7 +178,7 @@ def test_port_without_listener() -> None:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
         message = f"127.0.0.1 is up, and no process listens on port {port}"
-        one(
+        check_single(
             look(f"127.0.0.1:{port}"),
             "problem",
             message,
@@ -188,7 +188,7 @@ def test_port_without_listener() -> None:
 
 @pytest.mark.parametrize("name", ["no-such-host.invalid", "x" * 70])
 def test_unresolvable_name(name: str) -> None:
-    one(
+    check_single(
         look(f"{name}:5050"),
         "problem",
         f"the host name {name} cannot be looked up",
@@ -197,22 +197,22 @@ def test_unresolvable_name(name: str) -> None:
 
 
 def test_silent_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = threading.Event()
+    end_event = threading.Event()
 
     def slow(*_: Any) -> None:
-        ended.wait(PATIENCE_S)
+        end_event.wait(PATIENCE_S)
         raise OSError
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
     try:
-        one(
+        check_single(
             look("host:5050", timeout_s=0.1),
             "problem",
             "cannot be looked up .the name service did not reply.",
             "IP address",
         )
     finally:
-        ended.set()
+        end_event.set()
 
 
 def test_host_dropping_packets() -> None:
@@ -224,7 +224,7 @@ def test_host_dropping_packets() -> None:
             entry.setblocking(False)
             entry.connect_ex(full.getsockname())
         message = "no reply to a TCP connection within 0.2 s"
-        one(
+        check_single(
             look(f"127.0.0.1:{full.getsockname()[1]}", timeout_s=0.2),
             "problem",
             message,
@@ -237,7 +237,7 @@ def test_unreachable_network(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(113, "No route to host")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    one(
+    check_single(
         look("127.0.0.1:5050"),
         "problem",
         "no TCP connection .No route to host.",
@@ -250,13 +250,13 @@ def test_port_of_other_program(
 ) -> None:
     process, address = child(SPEAKER)
     message = rf"the port is taken by pid {process.pid} \(.*python.*\), which is no zmqdist server"
-    one(look(address), "problem", message, "stop that, or take another port")
+    check_single(look(address), "problem", message, "stop that, or take another port")
 
 
 def test_port_of_silent_program() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         message = rf"pid {os.getpid()} \(.*\) takes connections and says nothing"
-        one(
+        check_single(
             look(f"127.0.0.1:{silent.getsockname()[1]}"),
             "problem",
             message,
@@ -272,7 +272,7 @@ def test_stopped_process(
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
     message = rf"pid {process.pid} \(.*\) is stopped \(SIGSTOP or Ctrl-Z\)"
-    one(look(address), "problem", message, f"`kill -CONT {process.pid}`")
+    check_single(look(address), "problem", message, f"`kill -CONT {process.pid}`")
     process.send_signal(signal.SIGCONT)
     assert look(address)[0].level == "ok"
 
@@ -290,7 +290,7 @@ def test_server_with_stuck_python() -> None:
         assert entered.wait(PATIENCE_S)
         try:
             message = "it accepts connections, but does not answer within 0.3 s: its Python is busy or stuck"
-            one(
+            check_single(
                 look(server.address, timeout_s=0.3),
                 "problem",
                 message,
@@ -357,14 +357,14 @@ def test_refusing_server(
 ) -> None:
     server = serve(**secrets[theirs])
     assert look(server.address, Credentials(**secrets[theirs]))[0].level == "ok"
-    one(look(server.address, Credentials(**secrets[ours])), "problem", message, advice)
+    check_single(look(server.address, Credentials(**secrets[ours])), "problem", message, advice)
 
 
 def test_plaintext_peer(secrets: dict[str, dict[str, Any]]) -> None:
     with Server({"worker": ["127.0.0.1:0"]}, insecure=True) as server:
         message = "uses no security, in plaintext, this side the user's token"
-        one(look(server.address), "problem", message, "the same kind of security")
-        one(
+        check_single(look(server.address), "problem", message, "the same kind of security")
+        check_single(
             look(server.address, Credentials(insecure=True)),
             "ok",
             "server-worker:0 pid .* no security",
@@ -380,7 +380,9 @@ def test_single_role_key_is_admitted(
     for name in ("client.key", "server.pub"):
         (part / name).write_bytes((tmp_path / "keys" / name).read_bytes())
         (part / name).chmod(0o600)
-    one(look(serve(**secrets["keys"]).address, Credentials(keys_dir=str(part))), "ok", "CURVE", "")
+    check_single(
+        look(serve(**secrets["keys"]).address, Credentials(keys_dir=str(part))), "ok", "CURVE", ""
+    )
 
 
 def test_worker_found_by_its_own_key(secrets: dict[str, dict[str, Any]]) -> None:
@@ -388,9 +390,9 @@ def test_worker_found_by_its_own_key(secrets: dict[str, dict[str, Any]]) -> None
         DispatchServer(DispatcherConfig(**secrets["keys"])) as dispatcher,
         WorkerServer(WorkerConfig(dispatcher.address, **secrets["keys"])) as worker,
     ):
-        one(look(worker.address, Credentials(**secrets["keys"])), "ok", "CURVE", "")
+        check_single(look(worker.address, Credentials(**secrets["keys"])), "ok", "CURVE", "")
         message = "does not have the key that this side expects"
-        one(
+        check_single(
             look(worker.address, Credentials(**secrets["other keys"])), "problem", message, "--keys"
         )
 
@@ -403,7 +405,7 @@ def test_protocol_version_mismatch(serve: Callable[..., ZmqServer]) -> None:
     output = replace(router._hello_fields, protocol=(9, 1))  # reach: the greeting of that version
     router._hello_fields, router._hello = output, encode_hello(output)  # reach: as above
     message = rf"speaks zmqdist protocol 9\.1, this side {PROTOCOL[0]}\.{PROTOCOL[1]}: install the same zmqdist on both ends"
-    one(look(server.address), "problem", message, "the same zmqdist")
+    check_single(look(server.address), "problem", message, "the same zmqdist")
 
 
 ODD: list[tuple[dict[int, Any], str, str, str]] = [
@@ -440,7 +442,7 @@ def test_server_report_findings(
         ],
     )
     findings = look(serve().address)
-    one([finding for finding in findings if finding.level != "ok"], level, message, advice)
+    check_single([finding for finding in findings if finding.level != "ok"], level, message, advice)
     assert not [char for finding in findings for char in finding.line() if not char.isprintable()]
 
 
@@ -448,7 +450,7 @@ def test_server_without_server_info(serve: Callable[..., ZmqServer]) -> None:
     server = serve()
     registered = server._service._methods  # reach: a method cannot be unregistered
     del registered[methods.SERVER_INFO]
-    one(
+    check_single(
         look(server.address),
         "warning",
         "zmqdist.about is not registered",
@@ -464,15 +466,17 @@ def plan(address: str, credentials: Credentials = NONE) -> list[Finding]:
 
 
 def test_planned_port_is_free() -> None:
-    one(plan(f"127.0.0.1:{free_port()}"), "ok", "belongs to this host and is free", "")
+    check_single(plan(f"127.0.0.1:{free_port()}"), "ok", "belongs to this host and is free", "")
 
 
 def test_address_without_host_is_local() -> None:
-    one(plan(f":{free_port()}"), "ok", r"localhost:\d+ belongs to this host and is free", "")
+    check_single(
+        plan(f":{free_port()}"), "ok", r"localhost:\d+ belongs to this host and is free", ""
+    )
 
 
 def test_address_without_port() -> None:
-    one(
+    check_single(
         plan("10.1.2.3"),
         "problem",
         "'10.1.2.3' is not an address",
@@ -484,24 +488,28 @@ def test_planned_port_bound_without_listener() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         message = "belongs to this host and cannot be bound"
-        one(plan(f"127.0.0.1:{bound.getsockname()[1]}"), "problem", message, "take another port")
+        check_single(
+            plan(f"127.0.0.1:{bound.getsockname()[1]}"), "problem", message, "take another port"
+        )
 
 
 def test_planned_port_of_other_program(
     child: Callable[[str], tuple[subprocess.Popen[str], str]],
 ) -> None:
     process, address = child(SPEAKER)
-    one(plan(address), "problem", f"the port is taken by pid {process.pid}", "take another port")
+    check_single(
+        plan(address), "problem", f"the port is taken by pid {process.pid}", "take another port"
+    )
 
 
 def test_planned_port_on_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port_probe, "is_local_address", lambda number: False)
     message = "127.0.0.1 is up, and nothing listens on port .* yet"
-    one(plan(f"127.0.0.1:{free_port()}"), "warning", message, "start it on 127.0.0.1")
+    check_single(plan(f"127.0.0.1:{free_port()}"), "warning", message, "start it on 127.0.0.1")
 
 
 def test_planned_port_with_unresolvable_name() -> None:
-    one(plan("no-such-host.invalid:5050"), "problem", "cannot be looked up", "/etc/hosts")
+    check_single(plan("no-such-host.invalid:5050"), "problem", "cannot be looked up", "/etc/hosts")
 
 
 def test_running_tasks_report_reachability() -> None:

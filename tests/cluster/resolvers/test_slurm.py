@@ -51,6 +51,14 @@ def three_nodes(slurm: Slurm, rank: int = 0, **variables: Any) -> None:
         ("n[1-3]", ["n1", "n2", "n3"]),
         ("n[1-2],m5,o[3-4,6,7-9]", ["n1", "n2", "m5", "o3", "o4", "o6", "o7", "o8", "o9"]),
         ("n[0001-0003],m5,o[009-011]", ["n0001", "n0002", "n0003", "m5", "o009", "o010", "o011"]),
+        ("n[1-2]-ib", ["n1-ib", "n2-ib"]),
+        (
+            "rack[1-2]n[08-10]",
+            [f"rack{rack}n{node}" for rack in (1, 2) for node in ("08", "09", "10")],
+        ),
+        ("n[9-11]", ["n9", "n10", "n11"]),
+        ("[1-2].example.org", ["1.example.org", "2.example.org"]),
+        ("n[5,4-4]", ["n5", "n4"]),
     ],
 )
 def test_expand_hostlist(text: str, hosts: list[str]) -> None:
@@ -114,7 +122,7 @@ def test_simple_master_retrieval(slurm: Slurm) -> None:
     )
 
 
-def test_task_per_node_not_set_retrieval(slurm: Slurm) -> None:
+def test_tasks_per_node_of_variable(slurm: Slurm) -> None:
     three_nodes(slurm, STEP_TASKS_PER_NODE="1(x3)")
     resolver = SlurmClusterResolver(
         jobs=PS_AND_WORKERS, gpus_per_node=1, gpus_per_task=1, auto_set_gpu=False
@@ -122,46 +130,25 @@ def test_task_per_node_not_set_retrieval(slurm: Slurm) -> None:
     assert is_cluster(resolver.cluster_spec(), CLUSTER)  # type: ignore[arg-type]
 
 
-def test_multi_task_per_node_retrieval(slurm: Slurm) -> None:
+@pytest.mark.parametrize(
+    ("per_node", "per_task", "visible", "accelerators"),
+    [(2, 1, "1", {"GPU": 1}), (4, 2, "2,3", {"GPU": 2})],
+)
+def test_gpus_of_task_on_shared_node(
+    slurm: Slurm, per_node: int, per_task: int, visible: str, accelerators: dict[str, int]
+) -> None:
     slurm.says(
         PROCID=1, STEP_NUM_TASKS=5, STEP_NODELIST="t02n[13,41,43]", STEP_TASKS_PER_NODE="2(x2),1"
     )
-    resolver = SlurmClusterResolver(jobs={"ps": 1, "worker": 4}, gpus_per_node=2, gpus_per_task=1)
+    resolver = SlurmClusterResolver({"ps": 1, "worker": 4}, 8888, per_node, per_task)
     workers = ["t02n13:8889", "t02n41:8888", "t02n41:8889", "t02n43:8888"]
     assert is_cluster(resolver.cluster_spec(), {"ps": ["t02n13:8888"], "worker": workers})
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
     assert resolver.get_task_info() == ("worker", 0)
-
-
-def test_multiple_gpus_per_task_retrieval(slurm: Slurm) -> None:
-    slurm.says(
-        PROCID=1, STEP_NUM_TASKS=5, STEP_NODELIST="t02n[13,41,43]", STEP_TASKS_PER_NODE="2(x2),1"
-    )
-    resolver = SlurmClusterResolver(jobs={"ps": 1, "worker": 4}, gpus_per_node=4, gpus_per_task=2)
-    workers = ["t02n13:8889", "t02n41:8888", "t02n41:8889", "t02n43:8888"]
-    assert is_cluster(resolver.cluster_spec(), {"ps": ["t02n13:8888"], "worker": workers})
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
-    assert resolver.num_accelerators() == {"GPU": 2}
+    assert resolver.num_accelerators() == accelerators
 
 
 # -- host lists ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
-        ("n[1-2]-ib", ["n1-ib", "n2-ib"]),
-        (
-            "rack[1-2]n[08-10]",
-            [f"rack{rack}n{node}" for rack in (1, 2) for node in ("08", "09", "10")],
-        ),
-        ("n[9-11]", ["n9", "n10", "n11"]),
-        ("[1-2].example.org", ["1.example.org", "2.example.org"]),
-        ("n[5,4-4]", ["n5", "n4"]),
-    ],
-)
-def test_brackets_may_stand_anywhere_and_more_than_once(text: str, hosts: list[str]) -> None:
-    assert expand_hostlist(text) == hosts
 
 
 @pytest.mark.parametrize(

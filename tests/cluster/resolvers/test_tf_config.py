@@ -51,24 +51,21 @@ def test_normal_cluster_spec_read(env: Env) -> None:
     assert is_cluster(TFConfigClusterResolver().cluster_spec(), JOBS)
 
 
-def test_automatic_master_read(env: Env) -> None:
-    env.tf_config(cluster=JOBS, task=PS0)
-    assert TFConfigClusterResolver().master() == "ps0:2222"
-
-
-def test_specified_task_type_and_index_master_read(env: Env) -> None:
-    env.tf_config(cluster=JOBS, task=PS0)
-    assert TFConfigClusterResolver().master("worker", 1) == "worker1:2222"
-
-
-def test_session_master_read(env: Env) -> None:
-    env.tf_config(cluster=JOBS, task=PS0, session_master="sessionmaster:2222", rpc_layer="zmq")
-    assert TFConfigClusterResolver().master() == "sessionmaster:2222"
-
-
-def test_rpc_layer_read(env: Env) -> None:
-    env.tf_config(cluster=JOBS, task=PS0, rpc_layer="grpc")
-    assert TFConfigClusterResolver().master() == "grpc://ps0:2222"
+@pytest.mark.parametrize(
+    ("config", "arguments", "master"),
+    [
+        ({"cluster": JOBS, "task": PS0}, {}, "ps0:2222"),
+        ({"cluster": JOBS, "task": PS0}, {"task_type": "worker", "task_id": 1}, "worker1:2222"),
+        ({"cluster": JOBS, "task": PS0, "rpc_layer": "grpc"}, {}, "grpc://ps0:2222"),
+        ({"cluster": JOBS, "task": PS0, "rpc_layer": "grpc"}, {"rpc_layer": ""}, "ps0:2222"),
+        ({"cluster": JOBS, "task": PS0, "session_master": "a:1", "rpc_layer": "zmq"}, {}, "a:1"),
+        ({}, {}, ""),
+        ({"cluster": {"worker": ["worker0:2222"]}}, {}, ""),
+    ],
+)
+def test_master(env: Env, config: dict[str, Any], arguments: dict[str, Any], master: str) -> None:
+    env.tf_config(**config)
+    assert TFConfigClusterResolver().master(**arguments) == master
 
 
 def test_task_type_index_rpc_read(env: Env) -> None:
@@ -87,29 +84,20 @@ def test_parameter_overrides(env: Env) -> None:
     assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("worker", 1, "test")
 
 
-def test_task_type_cast_to_string(env: Env) -> None:
-    env.tf_config(cluster={"123456": PS, "worker": WORKERS}, task={"type": 123456, "index": 0})
-    assert TFConfigClusterResolver().task_type == "123456"
-
-
-def test_task_index_cast_to_integer(env: Env) -> None:
-    env.tf_config(cluster=JOBS, task={"type": "ps", "index": "1"})
-    assert TFConfigClusterResolver().task_id == 1
-
-
-def test_task_index_override(env: Env) -> None:
-    env.tf_config(cluster=JOBS, task={"type": "ps", "index": "0"})
-    assert TFConfigClusterResolver(task_id=1).task_id == 1
-
-
-def test_zero_items_in_cluster_spec_master_read(env: Env) -> None:
-    env.tf_config("{}")
-    assert TFConfigClusterResolver().master() == ""
-
-
-def test_single_task_has_no_master(env: Env) -> None:
-    env.tf_config(cluster={"worker": ["worker0:2222"]})
-    assert TFConfigClusterResolver().master() == ""
+@pytest.mark.parametrize(
+    ("task", "arguments", "expected"),
+    [
+        ({"type": 123456, "index": 0}, {}, ("123456", 0)),
+        ({"type": "ps", "index": "1"}, {}, ("ps", 1)),
+        ({"type": "ps", "index": "0"}, {"task_id": 1}, ("ps", 1)),
+    ],
+)
+def test_task_is_text_and_number(
+    env: Env, task: dict[str, Any], arguments: dict[str, Any], expected: tuple[str, int]
+) -> None:
+    env.tf_config(cluster={"123456": PS, **JOBS}, task=task)
+    resolver = TFConfigClusterResolver(**arguments)
+    assert (resolver.task_type, resolver.task_id) == expected
 
 
 def test_num_accelerators_filter_tasks_by_env_var(
@@ -166,11 +154,6 @@ def test_environment_from_argument_or_variable(env: Env) -> None:
     env.tf_config(environment="cloud")
     assert TFConfigClusterResolver().environment == "cloud"
     assert TFConfigClusterResolver(environment="mine").environment == "mine"
-
-
-def test_empty_rpc_layer_gives_address(env: Env) -> None:
-    env.tf_config(cluster=JOBS, task=PS0, rpc_layer="grpc")
-    assert TFConfigClusterResolver().master(rpc_layer="") == "ps0:2222"
 
 
 @pytest.mark.parametrize("text", ["", "{", "worker0:2222"])
