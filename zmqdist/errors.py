@@ -274,16 +274,7 @@ class UnauthenticatedError(_Coded):
     code = UNAUTHENTICATED
 
 
-class _FromData(OpError):
-    """The base class of errors that build their text from data. `args` of such an error is the
-    data, so that pickle keeps the data."""
-
-    def _set_message(self, message: str, *data: Any) -> None:
-        self.message = message
-        self.args = data
-
-
-class WireError(InvalidArgumentError, _FromData):
+class WireError(InvalidArgumentError):
     """A peer has sent bytes that are not a message of zmqdist.
 
     Attributes:
@@ -292,13 +283,14 @@ class WireError(InvalidArgumentError, _FromData):
     """
 
     def __init__(self, peer: str, problem: str) -> None:
-        super().__init__("")
+        super().__init__(f"peer {peer}: {problem}")
+        # The arguments of an error are those of its constructor, so that pickle makes it again.
+        self.args = peer, problem
         self.peer = peer
         self.problem = problem
-        self._set_message(f"peer {peer}: {problem}", peer, problem)
 
 
-class ProtocolMismatchError(FailedPreconditionError, _FromData):
+class ProtocolMismatchError(FailedPreconditionError):
     """The two processes speak different major versions of the protocol.
 
     Attributes:
@@ -307,22 +299,19 @@ class ProtocolMismatchError(FailedPreconditionError, _FromData):
     """
 
     def __init__(self, peer: str, ours: tuple[int, int], theirs: tuple[int, int]) -> None:
-        super().__init__("")
+        older = "this side" if tuple(ours) < tuple(theirs) else peer
+        super().__init__(
+            f"{peer} speaks zmqdist protocol {theirs[0]}.{theirs[1]}, this side "
+            f"{ours[0]}.{ours[1]}: "
+            f"install the same zmqdist on both ends (the older one is {older})"
+        )
         self.peer = peer
         self.ours = tuple(ours)
         self.theirs = tuple(theirs)
-        older = "this side" if self.ours < self.theirs else peer
-        self._set_message(
-            f"{peer} speaks zmqdist protocol {theirs[0]}.{theirs[1]}, this side "
-            f"{ours[0]}.{ours[1]}: "
-            f"install the same zmqdist on both ends (the older one is {older})",
-            peer,
-            self.ours,
-            self.theirs,
-        )
+        self.args = peer, self.ours, self.theirs
 
 
-class DrainRefusedError(FailedPreconditionError, _FromData):
+class DrainRefusedError(FailedPreconditionError):
     """No worker was drained, because a drain would lose values, functions or data tasks that only
     the leaving workers have.
 
@@ -344,7 +333,14 @@ class DrainRefusedError(FailedPreconditionError, _FromData):
         reports: the dispatcher's drain report of each worker that would lose something
           (`DrainReport.to_dict`).
         """
-        super().__init__("")
+        losses = "; ".join(
+            f"{report['worker']}: {loss}" for report in reports for loss in report["losses"]
+        )
+        super().__init__(
+            "a drain would lose what only the leaving workers have, so no worker leaves unless you "
+            f"force it: {losses}"
+        )
+        self.args = (list(reports),)
         self.workers = tuple(report["worker"] for report in reports)
         self.values = tuple(name for report in reports for name in report["lost"])
         self.values_unknown = sum(report["unknown"] for report in reports)
@@ -352,11 +348,6 @@ class DrainRefusedError(FailedPreconditionError, _FromData):
         self.data_tasks = tuple(
             job for report in reports for job, _, moves in report["data"] if not moves
         )
-        losses = "; ".join(
-            f"{report['worker']}: {loss}" for report in reports for loss in report["losses"]
-        )
-        text = f"a drain would lose what only the leaving workers have, so no worker leaves unless you force it: {losses}"
-        self._set_message(text, list(reports))
 
 
 class LostStart(tuple[str, int, "int | None", str]):
@@ -452,7 +443,7 @@ def needs(subject: str, package: str) -> str:
     return f"{subject} needs {package}: pip install {package}"
 
 
-class WorkerLost(UnavailableError, _FromData):
+class WorkerLost(UnavailableError):
     """The process or worker of a work item was lost while the function ran, `attempts_max` times
     (DispatcherConfig). If processes crashed, the function is probably the cause.
 
@@ -462,7 +453,6 @@ class WorkerLost(UnavailableError, _FromData):
     """
 
     def __init__(self, function: str, starts: tuple[LostStart, ...]) -> None:
-        super().__init__("")
         self.function = function
         self.starts = tuple(LostStart(*start) for start in starts)
         count = "once" if len(self.starts) == 1 else f"{len(self.starts)} times"
@@ -478,7 +468,8 @@ class WorkerLost(UnavailableError, _FromData):
         log = next((start.log for start in reversed(self.starts) if start.log), "")
         if log:
             text += f"\nlast lines of the last process that wrote any:\n{log}"
-        self._set_message(text, function, self.starts)
+        super().__init__(text)
+        self.args = function, self.starts
 
 
 class PSUnavailableError(UnavailableError):

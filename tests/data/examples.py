@@ -26,7 +26,7 @@ from zmqdist.data import (
     TFRecordDataset,
 )
 from zmqdist.data.interfaces import make
-from zmqdist.data.ops.filtering import ShardOp
+from zmqdist.data.ops.elementwise import ShardOp
 from zmqdist.data.ops.snapshots import ChunkFiles, Chunks
 from zmqdist.data.ops.sources import Elements
 from zmqdist.data.structure import spec_of

@@ -22,7 +22,7 @@ from zmqdist.data import (
 from zmqdist.data.constants import SHARD_HINT
 from zmqdist.data.dataset import deserialize
 from zmqdist.data.interfaces import make
-from zmqdist.data.ops.filtering import ShardOp
+from zmqdist.data.ops.elementwise import ShardOp
 from zmqdist.data.sharding import distributed_cardinality, shard_for_worker
 from zmqdist.data.tree import Tree
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError

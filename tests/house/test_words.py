@@ -41,8 +41,6 @@ GERUNDS = {
     "data/ops/batching.py": "a family of operators, named by what they do",
     "data/ops/caching.py": "a family of operators",
     "data/ops/combining.py": "a family of operators",
-    "data/ops/filtering.py": "a family of operators",
-    "data/ops/padding.py": "a family of operators",
     "data/ops/saving.py": "a family of operators",
     "training/indexing.py": "NumPy's term",
     "training/embedding.py": "the field's term for a table of rows",

@@ -36,8 +36,6 @@ from zmqdist.data.ops import (
     caching,
     combining,
     elementwise,
-    filtering,
-    padding,
     randomness,
     readers,
     saving,
@@ -455,7 +453,7 @@ class Dataset(Tree):
         >>> print(*Dataset.range(6).filter(lambda x: x % 2 == 1))
         1 3 5
         """
-        return self._then(filtering.Filter(PickledFunction(predicate)))
+        return self._then(elementwise.Filter(PickledFunction(predicate)))
 
     def take(self, count: int, name: str | None = None) -> Dataset:
         """Keep the first `count` elements, or all elements if `count` is negative.
@@ -463,7 +461,7 @@ class Dataset(Tree):
         >>> print(*Dataset.range(10).take(3))
         0 1 2
         """
-        return self._then(filtering.Take(checked_int(count, "count")))
+        return self._then(elementwise.Take(checked_int(count, "count")))
 
     def skip(self, count: int, name: str | None = None) -> Dataset:
         """Drop the first `count` elements, or all elements if `count` is negative.
@@ -471,7 +469,7 @@ class Dataset(Tree):
         >>> print(*Dataset.range(5).skip(3))
         3 4
         """
-        return self._then(filtering.Skip(checked_int(count, "count")))
+        return self._then(elementwise.Skip(checked_int(count, "count")))
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
         """Keep the elements at positions `index`, `index + num_shards`, `index + 2 * num_shards`,
@@ -481,7 +479,7 @@ class Dataset(Tree):
         1 4
         """
         return self._then(
-            filtering.ShardOp.build(
+            elementwise.ShardOp.build(
                 checked_int(num_shards, "num_shards"), checked_int(index, "index")
             )
         )
@@ -492,7 +490,7 @@ class Dataset(Tree):
         >>> print(*Dataset.range(10).take_while(lambda x: x < 3))
         0 1 2
         """
-        return self._then(filtering.TakeWhile(PickledFunction(predicate)))
+        return self._then(elementwise.TakeWhile(PickledFunction(predicate)))
 
     def unique(self, name: str | None = None) -> Dataset:
         """Keep the first of equal numbers or strings. An iterator holds each distinct value, and
@@ -501,7 +499,7 @@ class Dataset(Tree):
         >>> print(*Dataset.from_source([3, 1, 3, 2, 1]).unique())
         3 1 2
         """
-        return self._then(filtering.Unique())
+        return self._then(elementwise.Unique())
 
     def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Dataset:
         """Leave out elements whose computation raises an error. With `log_warning`, log a warning
@@ -510,7 +508,7 @@ class Dataset(Tree):
         >>> print(*Dataset.from_source([1, 0, 2]).map(lambda x: 2 // int(x)).ignore_errors())
         2 1
         """
-        return self._then(filtering.IgnoreErrors(bool(log_warning)))
+        return self._then(elementwise.IgnoreErrors(bool(log_warning)))
 
     # -- batches, shuffles and windows --
 
@@ -629,8 +627,8 @@ class Dataset(Tree):
             rank, or in rank from `padded_shapes`.
         """
         size = batching.BatchOp.checked(batch_size)
-        declared = padding.declared_shapes(self.declared_spec, padded_shapes)
-        op = padding.PaddedBatch(
+        declared = batching.declared_shapes(self.declared_spec, padded_shapes)
+        op = batching.PaddedBatch(
             size, bool(drop_remainder), padded_shapes, padding_values, declared
         )
         op.check(self.known_spec)
@@ -653,7 +651,7 @@ class Dataset(Tree):
         """
         size = batching.BatchOp.checked(batch_size)
         return self._then(
-            padding.RaggedBatch(
+            batching.RaggedBatch(
                 size,
                 bool(drop_remainder),
                 converted("row_splits_dtype", np.dtype, row_splits_dtype).str,
@@ -702,13 +700,13 @@ class Dataset(Tree):
                 f"bucket_batch_sizes has {len(sizes)} sizes for {len(boundaries) + 1} buckets"
             )
         if not no_padding:
-            padding.PaddedBatch(1, False, padded_shapes, padding_values).check(self.known_spec)
-        key = padding.Bucket(element_length_func, boundaries)
+            batching.PaddedBatch(1, False, padded_shapes, padding_values).check(self.known_spec)
+        key = batching.Bucket(element_length_func, boundaries)
         pad_to = boundaries if pad_to_bucket_boundary else None
-        make = padding.BucketBatch(
+        make = batching.BucketBatch(
             sizes, padded_shapes, padding_values, pad_to, not no_padding, drop_remainder
         )
-        return self.group_by_window(key, make, window_size_func=padding.BucketSize(sizes))
+        return self.group_by_window(key, make, window_size_func=batching.BucketSize(sizes))
 
     def window(
         self,

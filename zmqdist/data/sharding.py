@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 from zmqdist.data.constants import INFINITE_CARDINALITY, SHARD_HINT, UNKNOWN_CARDINALITY
 from zmqdist.data.ops.base import Op
 from zmqdist.data.ops.combining import Interleave
-from zmqdist.data.ops.filtering import CommonShard, IgnoreErrors, ShardOp
+from zmqdist.data.ops.elementwise import CommonShard, IgnoreErrors, ShardOp
 from zmqdist.data.tree import Tree
 from zmqdist.errors import NotFoundError, UnimplementedError
 

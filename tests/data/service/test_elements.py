@@ -14,8 +14,8 @@ from hypothesis.extra import numpy as npst
 
 import zmqdist as zd
 from tests.wire.helpers import Point, arrays, dtypes, filled, keys, same, scalars, texts, values
+from zmqdist.data.composites import Ragged
 from zmqdist.data.dataset import Dataset
-from zmqdist.data.ops.padding import Ragged
 from zmqdist.data.service.compression import compress_batch, decompress_batch
 from zmqdist.data.service.elements import (
     EACH,

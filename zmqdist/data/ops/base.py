@@ -104,6 +104,8 @@ class Op:
         such operators.
       result_count: the cardinality of the operator's result, if it is always the same.
       result_spec: the spec of the operator's elements, if it is always the same.
+      spec_field: the field that has the spec of the operator's elements, or None if only running
+        the pipeline shows the spec.
       ratio: what `per_split` returns. Without it, the operator has no portions.
       instead: the end of the error text of `per_split`, which says what else the user can do; empty
         if there is no advice.
@@ -116,6 +118,7 @@ class Op:
     in_background: ClassVar[bool] = False
     result_count: ClassVar[int | None] = None
     result_spec: ClassVar[Any] = None
+    spec_field: ClassVar[str] = ""
     ratio: ClassVar[Fraction | None] = _NO_RATIO
 
     @property
@@ -137,8 +140,11 @@ class Op:
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         """Return the spec of the operator's elements, where `inputs` are the specs of its inputs.
         Return UNKNOWN_SPEC if only running the pipeline shows the spec. By default, return
-        `result_spec`, or the spec of the first input.
+        `result_spec`, the value of `spec_field`, or the spec of the first input.
         """
+        if self.spec_field:
+            spec = getattr(self, self.spec_field)
+            return UNKNOWN_SPEC if spec is None else spec
         return inputs[0] if self.result_spec is None else self.result_spec
 
     def infer(self, dataset: DatasetLike) -> Any:

@@ -1,23 +1,39 @@
-"""map, scan, enumerate and options: operators that yield one element for each input element."""
+"""map, scan, enumerate, filter, take, skip, shard, take_while, unique, ignore_errors and options:
+operators that look at one element at a time.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from itertools import islice
+from typing import Any, ClassVar
 
 import numpy as np
 
-from zmqdist.data.constants import INFINITE_CARDINALITY
+from zmqdist.data.constants import INFINITE_CARDINALITY, SHARD_HINT, UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode, load_elements, save_elements
 from zmqdist.data.ops.background import ParallelMapNode
-from zmqdist.data.ops.base import Op, PickledFunction
+from zmqdist.data.ops.base import Op, PickledFunction, finite
 from zmqdist.data.ops.in_step import InStepOp, aligned_positions
 from zmqdist.data.signatures import CheckedFunction
-from zmqdist.data.structure import READY, UNKNOWN_SPEC, element, problem_of, read_only, spec_of
+from zmqdist.data.structure import (
+    READY,
+    UNKNOWN_SPEC,
+    element,
+    invalid,
+    problem_of,
+    read_only,
+    spec_of,
+)
+from zmqdist.errors import FailedPreconditionError
 from zmqdist.specs import TensorSpec
+
+_log = logging.getLogger(__name__)
 
 
 class _MapNode(OperatorNode):
@@ -32,6 +48,8 @@ class _MapNode(OperatorNode):
 class Map(Op):
     """Applies a function to each element, in `parallel` threads. With 0, the thread that reads the
     dataset calls the function."""
+
+    spec_field = "output_signature"
 
     ratio = Fraction(1)
 
@@ -53,9 +71,6 @@ class Map(Op):
     def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
         parallel = self.parallel and not context.probing
         return ParallelMapNode(dataset, context) if parallel else _MapNode(dataset, context)
-
-    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        return UNKNOWN_SPEC if self.output_signature is None else self.output_signature
 
 
 class _ScanNode(OperatorNode):
@@ -176,3 +191,287 @@ def truth(value: Any, operator_name: str) -> bool:
         f"the function of {operator_name} must return a bool, not {type(value).__name__} "
         f"{value!r:.60}"
     )
+
+
+# -- leaving out elements --------------------------------------------------------------------------
+
+
+class _FilterNode(OperatorNode):
+    def run(self) -> Iterator[Any]:
+        fn = self.op.function.value
+        for x in self.source():
+            verdict = fn(*x) if type(x) is tuple else fn(x)
+            if verdict is True or (verdict is not False and truth(verdict, "filter")):
+                yield x
+
+
+@operator("filter", _FilterNode)
+class Filter(Op):
+    """Keeps the elements for which the function returns True."""
+
+    result_count = UNKNOWN_CARDINALITY
+
+    ratio = None
+
+    function: PickledFunction
+
+
+class _CountingNode(OperatorNode):
+    """A node whose whole state is one number, `position`."""
+
+    plain_fields: ClassVar[tuple[str, ...]] = ("position",)
+    position = 0
+
+
+class _TakeNode(_CountingNode):
+    """Runs `take`. `position` is the number of yielded elements.
+
+    Attributes:
+      end_checked: whether the node has checked, after its last element, whether it must read its
+        input to the end. It must if the input is known to have at most `count` elements, because a
+        cache in the input keeps its record only if the cache is read to its end.
+    """
+
+    end_checked = False
+
+    def run(self) -> Iterator[Any]:
+        count = self.op.count
+        if count < 0:
+            yield from self.source()
+            return
+        if self.position < count:
+            for x in self.source():
+                self.position += 1
+                yield x
+                if self.position >= count:
+                    break
+            else:
+                return
+        if not self.end_checked:
+            self.end_checked = True
+            if 0 <= self.dataset.inputs[0].cardinality() <= count:
+                next(self.source(), None)
+
+
+@operator("take", _TakeNode)
+class Take(Op):
+    """Keeps the first `count` elements, or all elements if `count` is negative."""
+
+    count: int
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        if self.count < 0 or inputs[0] == UNKNOWN_CARDINALITY:
+            return inputs[0]
+        return min(inputs[0], self.count) if finite(inputs[0]) else self.count
+
+
+class _SkipNode(_CountingNode):
+    def run(self) -> Iterator[Any]:
+        count = self.op.count
+        if count < 0:
+            return
+        source = self.source()
+        while self.position < count:
+            for _ in source:
+                self.position += 1
+                break
+            else:
+                return
+        yield from source
+
+
+@operator("skip", _SkipNode)
+class Skip(Op):
+    """Drops the first `count` elements, or all elements if `count` is negative."""
+
+    count: int
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        if self.count < 0:
+            return 0
+        return max(0, inputs[0] - self.count) if finite(inputs[0]) else inputs[0]
+
+
+class _ShardNode(_CountingNode):
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
+        super().__init__(dataset, context)
+        if self.op.count == SHARD_HINT:
+            raise FailedPreconditionError(
+                "`shard(SHARD_HINT, ...)` can only be used in a data service with"
+                " `zmqdist.data.service.ShardingPolicy.HINT` processing mode.",
+            )
+
+    def run(self) -> Iterator[Any]:
+        count, index = self.op.count, self.op.index
+        for x in self.source():
+            number = self.position
+            self.position = (number + 1) % count
+            if number == index:
+                yield x
+
+
+class _FullShardNode(_ShardNode):
+    """Reads the first element of every shard before it yields the elements of its own shard, so
+    that each shard notices if the input has elements, but fewer than there are shards.
+
+    Attributes:
+      first: the shard's own first element, until it is yielded.
+      phase: 0 while the node reads the first element of every shard, 1 while it reads its own
+        shard, 2 after it has raised the error.
+    """
+
+    plain_fields = ("position", "phase")
+    element_fields = ("first",)
+    state_keys = {"phase": "round"}
+    first: list[Any]
+    phase = 0
+
+    def run(self) -> Iterator[Any]:
+        count, index = self.op.count, self.op.index
+        if self.phase == 0:
+            for x in islice(self.source(), count - self.position):
+                if self.position == index:
+                    self.first = [x]
+                self.position += 1
+            if 0 < self.position < count:
+                # Raise the error only once, so that an ignore_errors() after this operator reaches
+                # the end.
+                self.phase = 2
+                raise invalid(
+                    f"Could not apply sharding: the dataset only has {self.position} file(s) or "
+                    f"element(s), which is not enough"
+                    f" for the required {count} shards/workers. Split your files into more, "
+                    f"smaller ones,"
+                    " or use ShardingPolicy.DATA or DYNAMIC."
+                )
+            self.position, self.phase = 0, 1
+        if self.phase == 1:
+            if self.first:
+                yield self.first.pop()
+            yield from super().run()
+
+
+@operator("shard", _ShardNode)
+class ShardOp(Op):
+    """Keeps every `count`-th element, beginning at position `index`. With `full`, which the
+    sharding policies FILE and HINT set, iterating raises an error if the input has elements, but
+    too few for all shards.
+    """
+
+    count: int
+    index: int
+    full: bool = False
+
+    def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
+        return _FullShardNode(dataset, context) if self.full else _ShardNode(dataset, context)
+
+    @classmethod
+    def build(cls, count: int, index: int, full: bool = False) -> ShardOp:
+        """Check the arguments, and return the operator. Raises InvalidArgumentError if `count` is
+        neither positive nor SHARD_HINT, or if `index` is not in [0, count).
+        """
+        if count != SHARD_HINT:
+            if count < 1:
+                raise invalid(
+                    f"Number of shards must be greater than zero (currently num_shards = {count})."
+                )
+            if not 0 <= index < count:
+                raise invalid(
+                    f"Index must be between 0 and {count - 1} (currently index = {index})."
+                )
+        return cls(count, index, full)
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        if self.count == SHARD_HINT:
+            return UNKNOWN_CARDINALITY
+        return -((self.index - inputs[0]) // self.count) if finite(inputs[0]) else inputs[0]
+
+
+@dataclass(frozen=True)
+class CommonShard(ShardOp):
+    """A shard of elements that are the same, in the same order, in all processes with the same
+    `entropy`, which is two numbers."""
+
+    entropy: tuple[int, int] = (0, 0)
+
+    def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
+        return super().open(dataset, context.in_order(self.entropy))
+
+
+class _TakeWhileNode(_CountingNode):
+    """Runs `take_while`. `position` is 1 after the function has returned False, and 0 before."""
+
+    def run(self) -> Iterator[Any]:
+        fn = self.op.function.value
+        if self.position:
+            return
+        for x in self.source():
+            if not truth(fn(*x) if type(x) is tuple else fn(x), "take_while"):
+                self.position = 1
+                return
+            yield x
+
+
+@operator("take_while", _TakeWhileNode)
+class TakeWhile(Op):
+    """Keeps the elements before the first element for which the function returns False."""
+
+    result_count = UNKNOWN_CARDINALITY
+
+    function: PickledFunction
+
+
+class _UniqueNode(OperatorNode):
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
+        super().__init__(dataset, context)
+        self.values: dict[Any, None] = {}
+
+    def run(self) -> Iterator[Any]:
+        for x in self.source():
+            key = x.item() if hasattr(x, "item") and x.shape == () else x
+            if not isinstance(key, (bool, int, float, complex, str, bytes)):
+                raise TypeError(f"unique() takes scalars, not {type(x).__name__}")
+            if key not in self.values:
+                self.values[key] = None
+                yield x
+
+    def state(self) -> dict[str, Any]:
+        return {"seen": save_elements(list(self.values))}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.values = dict.fromkeys(load_elements(state["seen"]))
+
+
+@operator("unique", _UniqueNode)
+class Unique(Op):
+    """Keeps the first of equal scalars."""
+
+    result_count = UNKNOWN_CARDINALITY
+
+
+class _IgnoreErrorsNode(OperatorNode):
+    def run(self) -> Iterator[Any]:
+        child = self.children[0]
+        while True:
+            try:
+                yield from child.stream()
+                return
+            except GeneratorExit:
+                raise
+            except Exception as error:
+                child.restart()
+                if self.op.log_warning:
+                    _log.warning(
+                        "ignore_errors() left out an element: %s: %s", type(error).__name__, error
+                    )
+
+
+@operator("ignore_errors", _IgnoreErrorsNode)
+class IgnoreErrors(Op):
+    """Leaves out elements whose computation raises an error."""
+
+    result_count = UNKNOWN_CARDINALITY
+
+    ratio = None
+
+    log_warning: bool = False

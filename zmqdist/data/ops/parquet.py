@@ -92,6 +92,8 @@ class Parquet(Op):
         number of elements in them; 0 if unknown.
     """
 
+    spec_field = "spec"
+
     ratio = None
 
     is_reader: ClassVar[bool] = True
@@ -104,9 +106,6 @@ class Parquet(Op):
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return self.count if self.groups and inputs[0] == self.groups else UNKNOWN_CARDINALITY
-
-    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        return UNKNOWN_SPEC if self.spec is None else self.spec
 
     def infer(self, dataset: DatasetLike) -> Any:
         spec = super().infer(dataset)

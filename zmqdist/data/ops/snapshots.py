@@ -74,6 +74,8 @@ class SavedFiles(FileReader):
       files, count: the number of files, and the number of elements in them; -1 if unknown.
     """
 
+    spec_field = "spec"
+
     spec: Any = None
     files: int = -1
     count: int = -1
@@ -83,9 +85,6 @@ class SavedFiles(FileReader):
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return self.count if inputs[0] == self.files != -1 else UNKNOWN_CARDINALITY
-
-    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        return self.spec
 
 
 class OpenFile:
@@ -212,6 +211,8 @@ class Chunks(Op):
     """Yields the elements of files. `cycle_length` files are open at the same time, and yield one
     element each in turn."""
 
+    spec_field = "spec"
+
     result_count = UNKNOWN_CARDINALITY
 
     is_reader: ClassVar[bool] = True
@@ -224,9 +225,6 @@ class Chunks(Op):
     compression: str
     spec: Any
     cycle_length: int
-
-    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        return self.spec
 
     def per_split(self) -> Fraction | None:
         return None if self.cycle_length == 1 else super().per_split()

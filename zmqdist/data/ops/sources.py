@@ -255,6 +255,8 @@ class Elements(Indexed):
     """Yields elements that an operator has collected. A dataset with this operator is a window of
     `window` or `group_by_window`."""
 
+    spec_field = "spec"
+
     elements: tuple[Any, ...]
     spec: Any
 
@@ -266,9 +268,6 @@ class Elements(Indexed):
 
     def chunk(self, start: int) -> Sequence[Any]:
         return list(map(read_only, self.elements[start : start + _CHUNK]))
-
-    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        return self.spec
 
 
 def _fitting(item: Any, spec: Any, origin: str) -> Any:
@@ -285,6 +284,8 @@ class Source(Indexed):
     """Yields the items of an object with a length and an item at each position: a torch or Hugging
     Face dataset, a Grain source, a list."""
 
+    spec_field = "output_signature"
+
     source: PickledFunction
     length: int
     output_signature: Any = None
@@ -295,9 +296,6 @@ class Source(Indexed):
     def at(self, position: int) -> Any:
         item, spec = self.source.value[position], self.output_signature
         return read_only(element(item) if spec is None else _fitting(item, spec, "the source"))
-
-    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        return UNKNOWN_SPEC if self.output_signature is None else self.output_signature
 
 
 _STATE_METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
@@ -391,6 +389,8 @@ def _state_methods(items: Any) -> tuple[Any, Any]:
 class Generator(Op):
     """Yields the items that a user's function yields. Each iterator calls the function."""
 
+    spec_field = "spec"
+
     result_count = UNKNOWN_CARDINALITY
 
     function: PickledFunction
@@ -399,9 +399,6 @@ class Generator(Op):
     kept: bool = False
     """Whether the items belong to an object that keeps them, as with `from_source`. Then they are
     yielded read-only."""
-
-    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        return UNKNOWN_SPEC if self.spec is None else self.spec
 
 
 def files_matching(patterns: Any) -> list[str]:

@@ -122,6 +122,8 @@ class Distributed(Op):
     dataset, and `count` the number of elements that a reader gets.
     """
 
+    spec_field = "spec"
+
     service: str
     dataset: str
     mode: int
@@ -169,9 +171,6 @@ class Distributed(Op):
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return self.count
-
-    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        return UNKNOWN_SPEC if self.spec is None else self.spec
 
     def infer(self, dataset: DatasetLike) -> Any:
         """Return the spec of the pipeline to which this process has applied `distribute`. The spec
