@@ -73,12 +73,12 @@ def _children() -> set[str]:
         pids = (pids - {zygote}) | set(
             _read(Path("/proc", zygote, "task", zygote, "children")).split()
         )
-    told = {
+    texts = {
         f"child process {pid}: "
         f"{_read(Path('/proc', pid, 'cmdline')) or 'ended, nobody waited for it'}"
         for pid in pids
     }
-    return {text for text in told if not any(tracker in text for tracker in _TRACKERS)}
+    return {text for text in texts if not any(tracker in text for tracker in _TRACKERS)}
 
 
 def _is_zygote(pid: str) -> bool:

@@ -41,7 +41,7 @@ def test_wait_finished_ends_with_last_thread() -> None:
     assert found == [True]
 
 
-class Held:
+class Payload:
     def end(self) -> None:
         """What a finalizer leaves to a thread."""
 
@@ -52,7 +52,7 @@ def test_finished_thread_drops_its_arguments() -> None:
     sys.setswitchinterval(1e-6)  # each thread is interrupted between almost any two lines
     try:
         for _ in range(1000):
-            held = Held()
+            held = Payload()
             gone = weakref.ref(held)
             in_background("zmqdist-test-end", held.end)
             del held

@@ -166,7 +166,7 @@ def test_subclasses_have_code_of_base(
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "text"),
     [
         (errors.WireError("tcp://peer", "no header"), "peer tcp://peer: no header"),
         (
@@ -193,8 +193,8 @@ def test_subclasses_have_code_of_base(
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_errors_build_text_from_data(error: Exception, told: str) -> None:
-    assert str(error) == told
+def test_errors_build_text_from_data(error: Exception, text: str) -> None:
+    assert str(error) == text
 
 
 def test_lost_start_is_plain_tuple() -> None:

@@ -98,7 +98,7 @@ def test_structures_with_other_leaves_are_equal(one: Any, two: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "two", "error", "told"),
+    ("one", "two", "error", "message"),
     [
         ([1], (1,), TypeError, r"\(top\): expected a list of 1, given a tuple of 1"),
         (
@@ -122,9 +122,9 @@ def test_structures_with_other_leaves_are_equal(one: Any, two: Any) -> None:
     ],
 )
 def test_difference_is_named_with_path(
-    one: Any, two: Any, error: type[Exception], told: str
+    one: Any, two: Any, error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         nest.assert_same_structure(one, two)
 
 
@@ -136,7 +136,7 @@ def test_structure_comparison_without_types() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "told"),
+    ("call", "error", "message"),
     [
         (
             lambda: nest.pack_sequence_as([1, 2], [1]),
@@ -155,8 +155,8 @@ def test_structure_comparison_without_types() -> None:
         (lambda: nest.flatten([{1: 1, "a": 2}]), TypeError, "must be sortable"),
     ],
 )
-def test_wrong_arguments_are_explained(call: Any, error: type[Exception], told: str) -> None:
-    with pytest.raises(error, match=told):
+def test_wrong_arguments_are_explained(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         call()
 
 

@@ -130,7 +130,7 @@ def test_weak_numbers_take_dtype_of_spec(value: Any, spec: TensorSpec, expected:
 
 
 @pytest.mark.parametrize(
-    ("value", "spec", "told"),
+    ("value", "spec", "message"),
     [
         (2**31, TensorSpec((), "i4"), "expected int32"),
         (-1, TensorSpec((), "u1"), "expected uint8"),
@@ -159,8 +159,8 @@ def test_weak_numbers_take_dtype_of_spec(value: Any, spec: TensorSpec, expected:
     ],
     ids=lambda value: "",  # some of the numbers are too long to be printed
 )
-def test_lossy_conversion_is_refused(value: Any, spec: TensorSpec, told: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=told.replace("()", r"\(\)")):
+def test_lossy_conversion_is_refused(value: Any, spec: TensorSpec, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message.replace("()", r"\(\)")):
         convert(value, spec)
 
 
@@ -236,7 +236,7 @@ def test_signature_is_copy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (([TensorSpec(())],), "wraps a callable, not list"),
         ((len, TensorSpec(())), "list or tuple with one item for each argument"),
@@ -244,6 +244,6 @@ def test_signature_is_copy() -> None:
         ((len, [], 3), "output_signature holds TensorSpecs only"),
     ],
 )
-def test_wrong_signatures_are_refused(arguments: Any, told: str) -> None:
-    with pytest.raises(TypeError, match=told):
+def test_wrong_signatures_are_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
         function(*arguments)

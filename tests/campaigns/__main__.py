@@ -32,9 +32,9 @@ from tests.endurance import LOGS, ROOT, current_commit, read_log, write_log
 LIMIT_S: Final = 240.0
 LOG: Final = LOGS / "campaigns.jsonl"
 CAMPAIGNS: Final[dict[str, Callable[[int], dict[str, Any]]]] = {
-    "messages lost with their connection": messages.of_kind("lost"),
-    "messages doubled": messages.of_kind("doubled"),
-    "messages swapped": messages.of_kind("swapped"),
+    "messages lost with their connection": messages.campaign_of("lost"),
+    "messages doubled": messages.campaign_of("doubled"),
+    "messages swapped": messages.campaign_of("swapped"),
     "messages replayed": replaying.replaying,
     "training across cuts": cuts.training,
     "reading across cuts": cuts.reading,

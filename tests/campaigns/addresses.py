@@ -40,11 +40,11 @@ def calls(seed: int) -> dict[str, Any]:
         server = zd.rpc.Server.create("zmq", "127.0.0.1:0")
         stack.callback(server.stop)
         runs = 0
-        asked = threading.Event()
+        request_seen = threading.Event()
         goes = threading.Event()
 
         def waits() -> int:
-            asked.set()
+            request_seen.set()
             goes.wait(PATIENCE_S)
             return 1
 
@@ -61,11 +61,11 @@ def calls(seed: int) -> dict[str, Any]:
         answered = 0
         for turn in range(TIMES):
             assert client.adds_blocking(turn) == turn + 1
-            asked.clear()
+            request_seen.clear()
             goes.clear()
             in_flight = client.waits() if turn % 2 == 0 else None
             if in_flight is not None:
-                assert asked.wait(PATIENCE_S)
+                assert request_seen.wait(PATIENCE_S)
             else:
                 # the connection is idle: the link forgets it without a sign
                 time.sleep(rng.uniform(0.0, 3.0))

@@ -77,7 +77,7 @@ class Training:
             self.schedule(number)
             time.sleep(seconds / STEPS)
 
-    def ended(self) -> tuple[int, int]:
+    def outcome_counts(self) -> tuple[int, int]:
         """Return (the sum of the steps that have succeeded, the sum of those that have failed in
         the round of a lost parameter server)."""
         good = bad = 0
@@ -126,7 +126,7 @@ def training(seed: int) -> dict[str, Any]:
             each.join()
         mended = time.monotonic()
         feeding.join()
-        good, bad = training.ended()
+        good, bad = training.outcome_counts()
         recovery = time.monotonic() - mended
         away = seconds >= PS_PATIENCE_S and any(name.startswith("ps") for name in hurt)
         assert away or (bad, training.refused) == (0, 0), "an error that nobody has promised"

@@ -130,8 +130,8 @@ def harmed(seed: int, kind: str) -> dict[str, Any]:
     }
 
 
-def of_kind(kind: str) -> Callable[[int], dict[str, Any]]:
+def campaign_of(kind: str) -> Callable[[int], dict[str, Any]]:
     return lambda seed: harmed(seed, kind)
 
 
-__all__ = ["Harm", "harmed", "of_kind"]
+__all__ = ["Harm", "harmed", "campaign_of"]

@@ -42,7 +42,7 @@ def decoded(header: bytes) -> Message | None:
     return None if is_hello(header) else decode(header, "recorded")
 
 
-def say_again(address: str, role: str, messages: list[Frames]) -> None:
+def replay(address: str, role: str, messages: list[Frames]) -> None:
     """Send recorded messages over a new connection in a role, the hello first. Check that the
     dispatcher refuses them."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
@@ -86,7 +86,7 @@ def replaying(seed: int) -> dict[str, Any]:
             ]
             again = [known[0], *rng.choices(known[1:], k=REPLAYED // 2)]
             address = dispatcher.address.removeprefix("zmq://")
-            replaying.append(threads.submit(say_again, address, role, again))
+            replaying.append(threads.submit(replay, address, role, again))
         values = [coordinator.schedule(works, (number,)) for number in range(TASKS)]
         assert [value.get(PATIENCE_S) for value in values] == [
             right(number) for number in range(TASKS)

@@ -53,7 +53,7 @@ def python(host: Host, code: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def said(host: Host, code: str, *arguments: str) -> str:
+def output_of(host: Host, code: str, *arguments: str) -> str:
     out, error = python(host, code, *arguments).communicate(timeout=60)
     assert not error, error
     return out.strip()
@@ -67,12 +67,12 @@ def serving(host: Host) -> subprocess.Popen[str]:
 
 
 def test_host_has_own_name_processes_and_memory(net: Network) -> None:
-    assert said(net["first"], "import socket; print(socket.gethostname())") == "first"
+    assert output_of(net["first"], "import socket; print(socket.gethostname())") == "first"
     assert socket.gethostname() not in ("first", "second")
-    said(net["first"], "open('/dev/shm/mine', 'w').close()")
-    assert said(net["first"], "import os; print(os.listdir('/dev/shm'))") == "['mine']"
-    assert said(net["second"], "import os; print(os.listdir('/dev/shm'))") == "[]"
-    numbers = said(
+    output_of(net["first"], "open('/dev/shm/mine', 'w').close()")
+    assert output_of(net["first"], "import os; print(os.listdir('/dev/shm'))") == "['mine']"
+    assert output_of(net["second"], "import os; print(os.listdir('/dev/shm'))") == "[]"
+    numbers = output_of(
         net["second"], "import os; print(*[name for name in os.listdir('/proc') if name.isdigit()])"
     ).split()
     assert len(numbers) == 2, "its first process and the one that looks"
@@ -80,19 +80,19 @@ def test_host_has_own_name_processes_and_memory(net: Network) -> None:
 
 def test_hosts_reach_each_other_by_name(net: Network) -> None:
     serving(net["first"])
-    said(net["second"], SEND, "first", "10")
+    output_of(net["second"], SEND, "first", "10")
     net["first"].readdress("10.77.0.99")
-    said(net["second"], SEND, "first", "10")
-    said(net["second"], SEND, "10.77.0.99", "10")
+    output_of(net["second"], SEND, "first", "10")
+    output_of(net["second"], SEND, "10.77.0.99", "10")
 
 
 def test_link_is_as_slow_as_shaped(net: Network) -> None:
     serving(net["first"])
     net["second"].shape(rate_mbit=4)
-    took_s = float(said(net["second"], SEND, "first", str(500_000)))
+    took_s = float(output_of(net["second"], SEND, "first", str(500_000)))
     assert 0.9 < took_s < 2.5, "4 Mbit are one second"
     net["second"].unshape()
-    assert float(said(net["second"], SEND, "first", str(500_000))) < 0.5
+    assert float(output_of(net["second"], SEND, "first", str(500_000))) < 0.5
 
 
 def test_link_delays_where_kernel_can(net: Network) -> None:
@@ -100,7 +100,7 @@ def test_link_delays_where_kernel_can(net: Network) -> None:
         pytest.skip("this kernel has no netem")
     serving(net["first"])
     net["second"].shape(rate_mbit=100, delay_ms=50)
-    assert 0.2 < float(said(net["second"], SEND, "first", "10")) < 2, (
+    assert 0.2 < float(output_of(net["second"], SEND, "first", "10")) < 2, (
         "a handshake and an answer, both ways"
     )
 

@@ -51,7 +51,7 @@ def slices() -> Dataset:
     )
 
 
-def told(options: Options) -> Options:
+def set_options(options: Options) -> Options:
     options.deterministic = True
     return options
 
@@ -70,14 +70,14 @@ def arrays(count: int = 4) -> Dataset:
     return Dataset.range(count).map(lambda x: np.full(2, x + 5))
 
 
-class Kept:
-    """An iterable over arrays that it keeps."""
+class ArraySource:
+    """An iterable that yields the same arrays each time."""
 
-    def __init__(self, *kept: Any) -> None:
-        self.kept = kept
+    def __init__(self, *arrays: Any) -> None:
+        self.arrays = arrays
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.kept)
+        return iter(self.arrays)
 
 
 def rows_of_sparse() -> Dataset:
@@ -91,7 +91,7 @@ def lengths() -> Dataset:
     )
 
 
-def kept(folder: Path) -> str:
+def cache_path(folder: Path) -> str:
     folder.mkdir(exist_ok=True)
     return str(folder / "kept")
 
@@ -187,7 +187,7 @@ EXAMPLES: dict[str, list[Example]] = {
     "from_generator": [
         Example(lambda _: Dataset.from_generator(generated, args=(4,))),
         Example(lambda _: Dataset.from_source({1, 2, 3})),
-        Example(lambda _: Dataset.from_source(Kept(np.ones(2), np.zeros(2)))),
+        Example(lambda _: Dataset.from_source(ArraySource(np.ones(2), np.zeros(2)))),
     ],
     "random": [
         Example(lambda _: Dataset.random(seed=1)),
@@ -206,7 +206,7 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(lambda _: arrays().scan({"n": np.ones(2)}, lambda state, x: (state, state))),
     ],
     "enumerate": [Example(lambda _: slices().enumerate(start=7))],
-    "options": [Example(lambda _: Dataset.range(3).with_options(told(Options())))],
+    "options": [Example(lambda _: Dataset.range(3).with_options(set_options(Options())))],
     "filter": [Example(lambda _: Dataset.range(10).filter(lambda x: x % 3 == 0))],
     "take": [
         Example(lambda _: Dataset.counter().take(4)),
@@ -340,8 +340,8 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(lambda _: arrays().map(lambda x: (x, {"x": x})).cache()),
     ],
     "cache_file": [
-        Example(lambda folder: slices().cache(kept(folder))),
-        Example(lambda folder: arrays().cache(kept(folder))),
+        Example(lambda folder: slices().cache(cache_path(folder))),
+        Example(lambda folder: arrays().cache(cache_path(folder))),
     ],
     "text_lines": [
         Example(

@@ -49,7 +49,7 @@ class Stateful:
     def __iter__(self) -> Iterator[int]:
         outer = self
 
-        class Place:
+        class ResumableIterator:
             at = 0
 
             def __iter__(self) -> Any:
@@ -65,9 +65,9 @@ class Stateful:
         def load(self: Any, place: Any) -> None:
             self.at = place["at"]
 
-        setattr(Place, self.names[0], lambda self: {"at": self.at})
-        setattr(Place, self.names[1], load)
-        return Place()
+        setattr(ResumableIterator, self.names[0], lambda self: {"at": self.at})
+        setattr(ResumableIterator, self.names[1], load)
+        return ResumableIterator()
 
 
 # -- iterables and sources -------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def test_rereadable_object_is_source(source: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         (iter([1]), "only once"),
         ((x for x in [1]), "only once"),
@@ -90,8 +90,8 @@ def test_rereadable_object_is_source(source: Any) -> None:
         (7, "neither"),
     ],
 )
-def test_wrong_source_is_refused_with_hint(source: Any, told: str) -> None:
-    with pytest.raises(TypeError, match=told):
+def test_wrong_source_is_refused_with_hint(source: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
         Dataset.from_source(source)
 
 
@@ -270,8 +270,8 @@ def test_attrs_objects_are_structures() -> None:
     assert (first.image.tolist(), first.label.tolist()) == ([[2, 2], [2, 2]], [0, 1])
     spec = dataset.element_spec
     assert (spec.image, spec.label) == (TensorSpec((2,), np.float64), TensorSpec((), np.int64))
-    told = Sample(TensorSpec((2,), np.float64), TensorSpec((), np.int64))
-    assert dataset.map(lambda s: s, output_signature=told).element_spec == spec
+    signature = Sample(TensorSpec((2,), np.float64), TensorSpec((), np.int64))
+    assert dataset.map(lambda s: s, output_signature=signature).element_spec == spec
     zipped = Dataset.zip(Sample(Dataset.range(2), Dataset.range(2, 4)))
     assert [(int(s.image), int(s.label)) for s in zipped] == [(0, 2), (1, 3)]
     nested = Dataset.from_tensors(Row(Sample(np.zeros(2), 1), 2))

@@ -62,21 +62,19 @@ def test_operators_and_examples_match() -> None:
 
 
 @rule
-def the_example_ends_in_its_operator(name: str, example: Example, folder: Path) -> None:
+def example_ends_in_operator(name: str, example: Example, folder: Path) -> None:
     assert example.build(folder).op.name == name
 
 
 @rule
-def it_can_be_read_again(name: str, example: Example, folder: Path) -> None:
+def dataset_is_rereadable(name: str, example: Example, folder: Path) -> None:
     dataset = example.build(folder)
     first, second = read(iter(dataset)), read(iter(dataset))
     assert (first == second) is example.repeats
 
 
 @rule
-def a_reader_that_writes_into_what_it_gets_does_not_meet_it_again(
-    name: str, example: Example, folder: Path
-) -> None:
+def spoiled_elements_stay_private(name: str, example: Example, folder: Path) -> None:
     dataset = example.build(folder)
     wanted = read(iter(example.build(folder / "untouched").ignore_errors()))
     for one in (dataset, deserialize(dataset.serialize())):
@@ -86,7 +84,7 @@ def a_reader_that_writes_into_what_it_gets_does_not_meet_it_again(
 
 
 @rule
-def it_cannot_be_changed(name: str, example: Example, folder: Path) -> None:
+def operator_is_immutable(name: str, example: Example, folder: Path) -> None:
     dataset = example.build(folder)
     before = dataset.serialize()
     for field in dataclasses.fields(dataset.op):
@@ -97,7 +95,7 @@ def it_cannot_be_changed(name: str, example: Example, folder: Path) -> None:
 
 
 @rule
-def it_comes_back_from_its_description(name: str, example: Example, folder: Path) -> None:
+def description_restores_dataset(name: str, example: Example, folder: Path) -> None:
     dataset = example.build(folder)
     back = deserialize(json.dumps(json.loads(dataset.serialize())))
     assert back.op.name == name
@@ -108,7 +106,7 @@ def it_comes_back_from_its_description(name: str, example: Example, folder: Path
 
 
 @rule
-def a_state_at_any_place_goes_on_exactly(name: str, example: Example, folder: Path) -> None:
+def state_continues_exactly(name: str, example: Example, folder: Path) -> None:
     length = len(read(iter(example.build(folder / "length"))))
     for place in range(length + 1):
         for ended in (False, True)[: 1 + (place == length)]:
@@ -125,7 +123,7 @@ def a_state_at_any_place_goes_on_exactly(name: str, example: Example, folder: Pa
 
 
 @rule
-def the_cardinality_is_what_is_read(name: str, example: Example, folder: Path) -> None:
+def cardinality_matches_elements(name: str, example: Example, folder: Path) -> None:
     dataset = example.build(folder)
     found = len(read(iter(dataset), 100))
     count = dataset.cardinality()
@@ -135,7 +133,7 @@ def the_cardinality_is_what_is_read(name: str, example: Example, folder: Path) -
 
 
 @rule
-def the_spec_is_that_of_each_element(name: str, example: Example, folder: Path) -> None:
+def spec_fits_elements(name: str, example: Example, folder: Path) -> None:
     dataset = example.build(folder)
     before = read(iter(example.build(folder / "other")))
     spec = dataset.element_spec
@@ -146,14 +144,14 @@ def the_spec_is_that_of_each_element(name: str, example: Example, folder: Path) 
 
 
 @rule
-def after_its_end_it_stays_there(name: str, example: Example, folder: Path) -> None:
+def iterator_stays_at_end(name: str, example: Example, folder: Path) -> None:
     iterator = iter(example.build(folder))
     if len(read(iterator, 100)) < 100:
         assert [next(iterator, None) for _ in range(3)] == [None] * 3
 
 
 @rule
-def no_thread_outlives_its_iterator(name: str, example: Example, folder: Path) -> None:
+def threads_end_with_iterator(name: str, example: Example, folder: Path) -> None:
     before = set(threading.enumerate())
     dataset = example.build(folder)
     dropped = iter(dataset)

@@ -22,9 +22,9 @@ class Counted:
         self.calls = 0
 
     def dataset(self) -> Dataset:
-        return Dataset.range(4).map(self._one)
+        return Dataset.range(4).map(self._element)
 
-    def _one(self, x: Any) -> Any:
+    def _element(self, x: Any) -> Any:
         self.calls += 1
         return x
 

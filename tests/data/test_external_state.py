@@ -56,7 +56,7 @@ ONE = Dataset.range(3)
     ids=lambda value: value.op.one_line() if isinstance(value, Dataset) else None,
 )
 def test_stateful_operators_are_named(dataset: Dataset, names: list[str]) -> None:
-    assert [told.split("(")[0] for told in stateful_operators(dataset)] == names
+    assert [text.split("(")[0] for text in stateful_operators(dataset)] == names
 
 
 def test_marked_function_is_same_function() -> None:
@@ -97,5 +97,5 @@ def test_unknown_policy_is_refused() -> None:
 
 
 def test_policy_travels_by_name() -> None:
-    told = deserialize(under(Policy.FAIL, ONE).serialize()).options()
-    assert told.experimental_external_state_policy == "FAIL"
+    options = deserialize(under(Policy.FAIL, ONE).serialize()).options()
+    assert options.experimental_external_state_policy == "FAIL"

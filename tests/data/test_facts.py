@@ -426,7 +426,7 @@ def test_range_of_other_dtype() -> None:
 
 
 def test_interleave_fills_free_slot_at_its_turn() -> None:
-    def of(x: Any) -> Dataset:
+    def dataset_of(x: Any) -> Dataset:
         return Dataset.from_tensors(x).repeat(6)
 
     wanted = [
@@ -461,10 +461,13 @@ def test_interleave_fills_free_slot_at_its_turn() -> None:
         5,
         5,
     ]
-    assert numbers(Dataset.range(1, 6).interleave(of, cycle_length=2, block_length=4)) == wanted
-    assert numbers(Dataset.range(1, 6).interleave(of, 2, 4, num_parallel_calls=2)) == wanted
+    assert (
+        numbers(Dataset.range(1, 6).interleave(dataset_of, cycle_length=2, block_length=4))
+        == wanted
+    )
+    assert numbers(Dataset.range(1, 6).interleave(dataset_of, 2, 4, num_parallel_calls=2)) == wanted
     loose = Dataset.range(1, 6).interleave(
-        of, 2, 4, num_parallel_calls=AUTOTUNE, deterministic=False
+        dataset_of, 2, 4, num_parallel_calls=AUTOTUNE, deterministic=False
     )
     assert sorted(numbers(loose)) == sorted(wanted)
 

@@ -27,7 +27,7 @@ class Meeting:
     def __init__(self, count: int) -> None:
         self.barrier = threading.Barrier(count)
 
-    def made(self, x: Any) -> Dataset:
+    def open_dataset(self, x: Any) -> Dataset:
         self.barrier.wait(WAIT_S)
         return Dataset.range(x * 10, x * 10 + 3)
 
@@ -41,7 +41,7 @@ class Meeting:
 
 
 @pytest.mark.parametrize("calls", [3, AUTOTUNE])
-@pytest.mark.parametrize("how", ["made", "read"])
+@pytest.mark.parametrize("how", ["open_dataset", "read"])
 def test_datasets_are_opened_and_read_concurrently(how: str, calls: int) -> None:
     function = getattr(Meeting(3), how)
     dataset = Dataset.range(3).interleave(function, cycle_length=3, num_parallel_calls=calls)
@@ -49,35 +49,39 @@ def test_datasets_are_opened_and_read_concurrently(how: str, calls: int) -> None
 
 
 def test_later_datasets_are_opened_concurrently() -> None:
-    dataset = Dataset.range(6).interleave(Meeting(3).made, 3, block_length=3, num_parallel_calls=3)
+    dataset = Dataset.range(6).interleave(
+        Meeting(3).open_dataset, 3, block_length=3, num_parallel_calls=3
+    )
     assert numbers(dataset) == [x * 10 + place for x in range(6) for place in range(3)]
 
 
 @pytest.mark.parametrize("cycle", [1, 2, 3, 7])
 @pytest.mark.parametrize("calls", [1, 2, AUTOTUNE])
 def test_order_is_that_without_threads(cycle: int, calls: int) -> None:
-    def of(x: Any) -> Dataset:
+    def dataset_of(x: Any) -> Dataset:
         # of different lengths, some are empty
         return Dataset.range(x * 10, x * 10 + (int(x) * 5) % 4)
 
-    plain = Dataset.range(12).interleave(of, cycle, 2)
-    assert numbers(Dataset.range(12).interleave(of, cycle, 2, num_parallel_calls=calls)) == numbers(
-        plain
-    )
+    plain = Dataset.range(12).interleave(dataset_of, cycle, 2)
+    assert numbers(
+        Dataset.range(12).interleave(dataset_of, cycle, 2, num_parallel_calls=calls)
+    ) == numbers(plain)
 
 
 @pytest.mark.parametrize("seeded", [True, False], ids=["a seed of the process", "seeds"])
 def test_random_orders_are_independent_of_threads(seeded: bool) -> None:
     shared = Dataset.range(9).shuffle(9, seed=3)
 
-    def of(x: Any) -> Dataset:
+    def dataset_of(x: Any) -> Dataset:
         return Dataset.range(9).shuffle(9) if seeded else shared
 
     found = []
     try:
         for calls in (None, 4, 4):
             zd.random.set_seed(5 if seeded else None)
-            found.append(numbers(Dataset.range(8).interleave(of, 4, num_parallel_calls=calls)))
+            found.append(
+                numbers(Dataset.range(8).interleave(dataset_of, 4, num_parallel_calls=calls))
+            )
             shared = Dataset.range(9).shuffle(9, seed=3)
     finally:
         zd.random.set_seed(None)
@@ -87,14 +91,14 @@ def test_random_orders_are_independent_of_threads(seeded: bool) -> None:
 def test_unordered_idle_dataset_blocks_no_other() -> None:
     gate = threading.Event()
 
-    def of(x: Any) -> Dataset:
+    def dataset_of(x: Any) -> Dataset:
         def elements() -> Any:
             assert x or gate.wait(WAIT_S)
             yield int(x)
 
         return Dataset.from_generator(elements)
 
-    dataset = Dataset.range(6).interleave(of, 3, num_parallel_calls=3, deterministic=False)
+    dataset = Dataset.range(6).interleave(dataset_of, 3, num_parallel_calls=3, deterministic=False)
     with iter(dataset) as iterator:
         found = [int(next(iterator)) for _ in range(5)]
         gate.set()
@@ -183,14 +187,14 @@ def test_state_with_unopenable_dataset(calls: int) -> None:
 def test_close_ends_opening_threads() -> None:
     reached, gate = threading.Event(), threading.Event()
 
-    def of(x: Any) -> Dataset:
+    def dataset_of(x: Any) -> Dataset:
         if x == 1:
             reached.set()
             assert gate.wait(WAIT_S)
         return Dataset.range(x, x + 5)
 
     before = set(threading.enumerate())
-    iterator = iter(Dataset.range(9).interleave(of, 4, num_parallel_calls=4))
+    iterator = iter(Dataset.range(9).interleave(dataset_of, 4, num_parallel_calls=4))
     assert next(iterator) == 0
     assert reached.wait(WAIT_S)
     closing = threading.Thread(target=iterator.close)
@@ -201,10 +205,10 @@ def test_close_ends_opening_threads() -> None:
 
 
 def test_function_cannot_change_saved_input() -> None:
-    def of(x: Any) -> Dataset:
+    def dataset_of(x: Any) -> Dataset:
         x -= 1
         return Dataset.from_tensors(x)
 
     rows = Dataset.range(3).map(lambda x: np.full(2, x))
     with pytest.raises(ValueError, match="read-only"):
-        list(rows.flat_map(of))
+        list(rows.flat_map(dataset_of))

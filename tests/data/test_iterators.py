@@ -125,7 +125,7 @@ def test_buffered_datasets_with_functions_have_no_state() -> None:
     assert [values(one) for one in again] == [values(one) for one in windows]
 
 
-class Held:
+class Payload:
     """What only a pipeline refers to."""
 
     def absolute(self, x: Any) -> Any:
@@ -136,7 +136,7 @@ def test_iterator_is_freed_with_last_user() -> None:
     gc.collect()
     gc.disable()  # without the collector's help
     try:
-        held = Held()
+        held = Payload()
         iterator = iter(
             Dataset.range(9).map(held.absolute).shuffle(3).repeat().batch(2).prefetch(1)
         )

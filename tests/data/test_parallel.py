@@ -77,21 +77,21 @@ def test_calls_ahead_are_bounded() -> None:
 
 
 def test_split_positions_are_read_little_ahead() -> None:
-    asked: list[int] = []
+    requests: list[int] = []
 
     def deal(source: int, repetition: int) -> int:
-        asked.append(len(asked))
-        return asked[-1]
+        requests.append(len(requests))
+        return requests[-1]
 
     for dataset in (
         Dataset.range(10**6).map(lambda x: x, num_parallel_calls=2),
         Dataset.range(10**6).prefetch(-1),
     ):
-        asked.clear()
+        requests.clear()
         with open_split(dataset, deal) as iterator:
             for place in range(2000):
                 assert next(iterator) == place
-                assert len(asked) <= place + 2 + AHEAD_SPLITS_MAX
+                assert len(requests) <= place + 2 + AHEAD_SPLITS_MAX
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
@@ -99,12 +99,12 @@ def test_prefetch_reads_exactly_buffer_size_ahead(size: int) -> None:
     read: list[int] = []
     reached = threading.Semaphore(0)
 
-    def seen(x: Any) -> Any:
+    def record(x: Any) -> Any:
         read.append(int(x))
         reached.release()
         return x
 
-    with iter(Dataset.range(100).map(seen).prefetch(size)) as iterator:
+    with iter(Dataset.range(100).map(record).prefetch(size)) as iterator:
         for place in range(20):
             assert next(iterator) == place
             assert len(read) <= place + 2 + size  # one may be on its way to the buffer

@@ -122,7 +122,7 @@ BEHIND = r".*put it behind distribute\(\)"
 
 
 @pytest.mark.parametrize(
-    ("dataset", "told"),
+    ("dataset", "message"),
     [
         (
             RANGE.shuffle(3).map(abs),
@@ -160,9 +160,9 @@ BEHIND = r".*put it behind distribute\(\)"
     ],
     ids=lambda value: value.op.one_line() if isinstance(value, Dataset) else None,
 )
-def test_indivisible_operator_is_named_with_hint(dataset: Dataset, told: str) -> None:
+def test_indivisible_operator_is_named_with_hint(dataset: Dataset, message: str) -> None:
     for ask in (portion_rules, portion_pipeline):
-        with pytest.raises(UnimplementedError, match=told):
+        with pytest.raises(UnimplementedError, match=message):
             ask(dataset)
 
 

@@ -99,12 +99,12 @@ def test_ended_zip_takes_no_split_of_longer_input() -> None:
 
 
 def test_repeat_requests_next_repetition() -> None:
-    asked: list[tuple[int, int]] = []
+    requests: list[tuple[int, int]] = []
     dataset = Dataset.zip(Dataset.range(2), Dataset.range(2).map(lambda x: x)).repeat(2)
     providers = split_providers(dataset)
 
     def ask(source: int, repetition: int) -> int | None:
-        asked.append((source, repetition))
+        requests.append((source, repetition))
         return providers[source].next(repetition)
 
     assert [tuple(map(int, row)) for row in open_split(dataset, ask)] == [
@@ -113,7 +113,7 @@ def test_repeat_requests_next_repetition() -> None:
         (0, 0),
         (1, 1),
     ]
-    assert {repetition for source, repetition in asked if source == 0} == {0, 1}
+    assert {repetition for source, repetition in requests if source == 0} == {0, 1}
 
 
 def test_later_repetition_starts_over() -> None:
@@ -284,16 +284,16 @@ def test_sources_of_different_rates_meet() -> None:
 def test_position_is_requested_before_its_element(
     build: Callable[[Dataset], Dataset], needed: list[int]
 ) -> None:
-    asked = 0
+    count = 0
 
     def ask(source: int, repetition: int) -> int:
-        nonlocal asked
-        asked += 1
-        return asked - 1
+        nonlocal count
+        count += 1
+        return count - 1
 
     iterator = open_split(build(Dataset.counter()), ask)
     found = []
     for _ in needed:
         next(iterator, None)
-        found.append(asked)
+        found.append(count)
     assert found == needed

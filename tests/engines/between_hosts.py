@@ -121,25 +121,25 @@ def senders(folder: Path, host: str, array: Any) -> dict[str, Callable[[], float
         flush=True,
     )
 
-    def by_zmqdist(client: ZmqClient) -> float:
+    def time_zmqdist(client: ZmqClient) -> float:
         (seconds,) = client.call("received", array).get_value()
         return float(seconds)
 
-    def by_curve() -> float:
+    def time_curve() -> float:
         dealer.send(array, copy=False)
         return float(json.loads(dealer.recv()))
 
-    def by_tls() -> float:
+    def time_tls() -> float:
         view = memoryview(array)
         for at in range(0, BYTES, TLS_PIECE):
             stream.sendall(view[at : at + TLS_PIECE])
         return float(json.loads(stream.recv(32)))
 
     return {
-        "keys": lambda: by_zmqdist(with_keys),
-        "open": lambda: by_zmqdist(without),
-        "curve": by_curve,
-        "tls": by_tls,
+        "keys": lambda: time_zmqdist(with_keys),
+        "open": lambda: time_zmqdist(without),
+        "curve": time_curve,
+        "tls": time_tls,
     }
 
 

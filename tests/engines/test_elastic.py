@@ -80,12 +80,14 @@ def leaving(done: tuple[int, str, str]) -> list[str]:
 def run_on(lines: list[str], workers: Sequence[str]) -> set[str]:
     """Wait until functions run on exactly these workers, and return the hosts of the workers."""
 
-    def places() -> dict[str, str]:
+    def hosts_by_worker() -> dict[str, str]:
         last = [line for line in lines if line.startswith("functions run on")][-1]
         return dict(each.split("@") for each in last.split()[3:])
 
-    eventually(lambda: list(places()) == list(workers), f"functions run on {workers}", STEP_S)
-    return set(places().values())
+    eventually(
+        lambda: list(hosts_by_worker()) == list(workers), f"functions run on {workers}", STEP_S
+    )
+    return set(hosts_by_worker().values())
 
 
 def workers_among(pids: Iterable[int]) -> list[str]:

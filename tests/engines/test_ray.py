@@ -137,7 +137,7 @@ class Ray:
             assert pid > 1
         return pid
 
-    def has_nothing_left(self) -> None:
+    def check_clean(self) -> None:
         assert self.folders
         eventually(lambda: not self.roles(), "roles and agents end")
         eventually(
@@ -265,7 +265,7 @@ def test_example_learns_digits(
         os.kill(ray.actor_of("worker:1"), signal.SIGKILL)
         launcher.saw("is lost: its actor has died")
     learns_the_digits(launcher)
-    ray.has_nothing_left()
+    ray.check_clean()
 
 
 def conformance(ray: Ray, folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -302,7 +302,7 @@ def test_roles_end_with_killed_launcher(ray: Ray, tmp_path: Path) -> None:
         assert next(line for line in process.stdout if line.startswith("pids "))
         assert {"worker:0", "worker:1"} <= ray.roles().keys()
         process.kill()
-    ray.has_nothing_left()
+    ray.check_clean()
 
 
 def test_slots_of_actor_share_cpus(
@@ -320,7 +320,7 @@ def test_slots_of_actor_share_cpus(
 def test_ended_program_leaves_nothing(ray: Ray, launch: Launcher, tmp_path: Path) -> None:
     (tmp_path / "end").touch()
     assert launch.ends() == 0, "\n".join(launch.lines)
-    ray.has_nothing_left()
+    ray.check_clean()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -333,7 +333,7 @@ def test_ended_launcher_leaves_nothing(ray: Ray, launch: Launcher, number: int) 
         launch.lines
     )
     assert "SIGTERM received" not in "\n".join(launch.lines)
-    ray.has_nothing_left()
+    ray.check_clean()
 
 
 def test_roles_of_actor_end_with_actor(ray: Ray, launch: Launcher) -> None:

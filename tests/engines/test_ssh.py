@@ -64,7 +64,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
 Launcher = Callable[..., Launched]
 
 
-def on_hosts(
+def file_on_hosts(
     network: SshNetwork,
     file: str,
     hosts: str = "a, b, c",
@@ -79,14 +79,14 @@ def on_hosts(
 def digits(network: SshNetwork, options: list[str] | None = None) -> str:
     """configs/digits.yaml on these hosts, with the program's path as seen from anywhere."""
     text = (ROOT / "configs" / "digits.yaml").read_text()
-    return on_hosts(
+    return file_on_hosts(
         network,
         text.replace("examples/digits.py", str(ROOT / "examples" / "digits.py")),
         options=options,
     )
 
 
-def nothing_is_left(
+def check_clean(
     network: SshNetwork, within_s: float = 20.0, hosts: tuple[str, ...] = HOSTS
 ) -> None:
     for name in hosts:
@@ -115,7 +115,7 @@ def test_digits_on_three_hosts(shared: SshNetwork, launch: Launcher) -> None:
     job = launch(shared, file=digits(shared))
     trained(job)
     job.left_nothing()
-    nothing_is_left(shared)
+    check_clean(shared)
 
 
 def test_digits_with_host_cut_off_for_20_s(net: SshNetwork, launch: Launcher) -> None:
@@ -131,7 +131,7 @@ def test_digits_with_host_cut_off_for_20_s(net: SshNetwork, launch: Launcher) ->
     mending.join()
     assert "] is lost" not in job.text, "its connection has outlived the cut"
     job.left_nothing()
-    nothing_is_left(net)
+    check_clean(net)
 
 
 def test_digits_with_killed_host(net: SshNetwork, launch: Launcher) -> None:
@@ -144,7 +144,7 @@ def test_digits_with_killed_host(net: SshNetwork, launch: Launcher) -> None:
     job.saw("[worker-1@b] ended (killed by SIGKILL); it is started again (1 of 3)")
     trained(job)
     job.left_nothing()
-    nothing_is_left(net, hosts=("a", "c"))
+    check_clean(net, hosts=("a", "c"))
 
 
 def test_page_runs_as_written(tmp_path: Path, launch: Launcher) -> None:
@@ -168,10 +168,10 @@ def test_page_runs_as_written(tmp_path: Path, launch: Launcher) -> None:
             network[name].tool("mount", "-t", "tmpfs", "tmpfs", str(work))
         looked = text_of(network, work, "doctor where.yaml").splitlines()
         *code, counted = text_of(network, work, "launch where.yaml").splitlines()
-    told = [line for line in looked if "node-" in line or "worker: " in line]
-    assert without_numbers(told) == without_numbers(shown["doctor where.yaml"].splitlines()[1:])
+    report = [line for line in looked if "node-" in line or "worker: " in line]
+    assert strip_numbers(report) == strip_numbers(shown["doctor where.yaml"].splitlines()[1:])
     *code_shown, counted_shown = shown["launch where.yaml"].splitlines()
-    assert without_numbers(sorted(code)) == without_numbers(code_shown)
+    assert strip_numbers(sorted(code)) == strip_numbers(code_shown)
     counts = ast.literal_eval(counted)
     assert sorted(counts) == sorted(ast.literal_eval(counted_shown)) == ["node-a", "node-b"]
     assert sum(counts.values()) == 200
@@ -186,7 +186,7 @@ def text_of(network: SshNetwork, folder: Path, words: str) -> str:
     return str(text)
 
 
-def without_numbers(lines: list[str]) -> list[str]:
+def strip_numbers(lines: list[str]) -> list[str]:
     """Return lines in which all numbers are 9 and paths have their last part only."""
     return [re.sub(r"/\S+/(\w+)", r"/\1", re.sub(r"\d+", "9", line)) for line in lines]
 
@@ -196,7 +196,7 @@ def without_numbers(lines: list[str]) -> list[str]:
 
 def conformance(network: SshNetwork, folder: Path, *arguments: str) -> subprocess.Popen[str]:
     file = folder / "conformance.yaml"
-    file.write_text(on_hosts(network, "name: c\nprogram: x\njobs: {worker: {count: 4}}\n"))
+    file.write_text(file_on_hosts(network, "name: c\nprogram: x\njobs: {worker: {count: 4}}\n"))
     return network.head.run(
         [sys.executable, "-m", "tests.launch.conformance", str(file), *arguments],
         cwd=ROOT,
@@ -211,7 +211,7 @@ def test_launcher_keeps_promises(shared: SshNetwork, tmp_path: Path) -> None:
     text, _ = process.communicate(timeout=200)
     assert process.returncode == 0, text
     assert text.count("passed r") == len(CHECKS), text
-    nothing_is_left(shared)
+    check_clean(shared)
 
 
 def test_roles_end_with_killed_launcher(shared: SshNetwork, tmp_path: Path) -> None:
@@ -221,13 +221,13 @@ def test_roles_end_with_killed_launcher(shared: SshNetwork, tmp_path: Path) -> N
     assert left_on(shared["a"])
     process.kill()
     process.wait(20)
-    nothing_is_left(shared)
+    check_clean(shared)
 
 
 @pytest.mark.parametrize("how", ["normal end", "Ctrl-C", "kill -9", "SIGTERM"])
 def test_hosts_are_left_clean(shared: SshNetwork, launch: Launcher, how: str) -> None:
     program = "from zmqdist.coordinator import ClusterCoordinator as C\nwith C() as c: print(c.schedule(sum, ([1, 2],)).get())"
-    file = on_hosts(shared, FILE.replace("{count: 2}", "{count: 3}\n  ps: {count: 3}"))
+    file = file_on_hosts(shared, FILE.replace("{count: 2}", "{count: 3}\n  ps: {count: 3}"))
     job = launch(shared, program if how == "normal end" else BUSY, file=file)
     job.saw("3" if how == "normal end" else "a function runs", 60)
     if how == "Ctrl-C":
@@ -237,18 +237,18 @@ def test_hosts_are_left_clean(shared: SshNetwork, launch: Launcher, how: str) ->
     code = {"normal end": 0, "Ctrl-C": 130, "kill -9": -9, "SIGTERM": 143}[how]
     assert job.ends(60) == code, job.text
     job.left_nothing(folders=how != "kill -9")
-    nothing_is_left(shared)
+    check_clean(shared)
 
 
 def test_cut_off_host_cleans_up_by_itself(net: SshNetwork, launch: Launcher) -> None:
     file = FILE.replace("{count: 2}", "{count: 3, orphan_limit_s: 5}\n  ps: {count: 3}")
-    job = launch(net, BUSY, file=on_hosts(net, file), grace_s=2.0)
+    job = launch(net, BUSY, file=file_on_hosts(net, file), grace_s=2.0)
     job.saw("a function runs", 60)
     net["b"].cut()
     job.interrupt()
     assert job.ends(60) == 128 + signal.SIGINT, job.text
-    nothing_is_left(net, hosts=("a", "c"))
-    nothing_is_left(net, within_s=5.0 + 10.0)
+    check_clean(net, hosts=("a", "c"))
+    check_clean(net, within_s=5.0 + 10.0)
 
 
 ARRAYS = """
@@ -271,7 +271,9 @@ ARRAYS = """
 
 
 def test_memory_is_not_shared_by_hosts(shared: SshNetwork, launch: Launcher) -> None:
-    job = launch(shared, ARRAYS, file=on_hosts(shared, FILE.replace("{count: 2}", "{count: 6}")))
+    job = launch(
+        shared, ARRAYS, file=file_on_hosts(shared, FILE.replace("{count: 2}", "{count: 6}"))
+    )
     job.saw("all there", 100)
     mapped = {name: shared_memory(shared[name]) for name in ("head", *HOSTS)}
     job.interrupt()
@@ -296,7 +298,7 @@ def shared_memory(host: Host) -> set[str]:
 # -- what is wrong with a host ---------------------------------------------------------------------
 
 
-def python_that(folder: Path, name: str, code: str) -> str:
+def fake_python(folder: Path, name: str, code: str) -> str:
     """A Python of a host that runs this before anything else."""
     path = folder / name
     path.write_text(
@@ -394,7 +396,7 @@ def test_host_without_answer(net: SshNetwork, launch: Launcher) -> None:
     assert line.startswith(
         "zmqdist launch: b: it cannot be reached: is it up, and does `ssh b` work from here?"
     ), line
-    nothing_is_left(net)
+    check_clean(net)
 
 
 def test_host_without_python(shared: SshNetwork, launch: Launcher) -> None:
@@ -406,7 +408,7 @@ def test_host_without_python(shared: SshNetwork, launch: Launcher) -> None:
 
 
 def test_host_with_other_python(shared: SshNetwork, launch: Launcher, tmp_path: Path) -> None:
-    python = python_that(
+    python = fake_python(
         tmp_path, "python", "sys.version = sys.version.replace(sys.version.split()[0], '3.9.2')"
     )
     here = sys.version.split()[0]
@@ -439,7 +441,7 @@ def test_host_with_other_zmqdist(shared: SshNetwork, launch: Launcher, tmp_path:
         ROOT / "zmqdist", other / "zmqdist", ignore=shutil.ignore_patterns("__pycache__")
     )
     (other / "zmqdist" / "_version.py").write_text('__version__ = "99.1"\n')
-    python = python_that(tmp_path, "python", f"sys.path.insert(0, {str(other)!r})")
+    python = fake_python(tmp_path, "python", f"sys.path.insert(0, {str(other)!r})")
     line = refused(shared, launch, python=python)
     assert line == (
         f"zmqdist launch: a: zmqdist 99.1 there ({other / 'zmqdist'}) and {__version__} here "
@@ -460,11 +462,13 @@ def test_host_without_writable_folder(net: SshNetwork, launch: Launcher) -> None
 def test_host_with_wrong_clock_is_warning(
     shared: SshNetwork, launch: Launcher, tmp_path: Path
 ) -> None:
-    python = python_that(
+    python = fake_python(
         tmp_path, "python", "import time; now = time.time; time.time = lambda: now() + 601"
     )
     job = launch(
-        shared, "print('it runs')", file=on_hosts(shared, FILE, "a", more=f"  python: {python}\n")
+        shared,
+        "print('it runs')",
+        file=file_on_hosts(shared, FILE, "a", more=f"  python: {python}\n"),
     )
     assert job.ends(60) == 0, job.text
     assert any(
@@ -476,7 +480,7 @@ def test_host_with_wrong_clock_is_warning(
 
 def test_doctor_looks_at_each_host(shared: SshNetwork, tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
-    file.write_text(on_hosts(shared, FILE, "a, {host: b, slots: 2}, nowhere-at-all"))
+    file.write_text(file_on_hosts(shared, FILE, "a, {host: b, slots: 2}, nowhere-at-all"))
     command = [sys.executable, "-m", "zmqdist_cli", "doctor", str(file)]
     text, _ = shared.head.run(command, stdout=subprocess.PIPE, text=True).communicate(timeout=60)
     here = f"Python {sys.version.split()[0]}, zmqdist {__version__} ({ROOT / 'zmqdist'}), {CORES} cores"

@@ -63,9 +63,9 @@ def test_later_run_continues_stopped_run(
             digits.train(strategy, str(tmp_path))
         with zd.ParameterServerStrategy(cluster, digits.HALVES) as strategy:
             curve = digits.train(strategy, str(tmp_path))
-    told = re.findall(r"epoch +(\d)/4 .* (0\.\d{3})\n", capsys.readouterr().out)
-    assert [number for number, _ in told] == ["1", "2", "3", "4"]
-    assert [text for _, text in told] == [f"{value:.3f}" for value in curve[:, 1]]
+    epochs = re.findall(r"epoch +(\d)/4 .* (0\.\d{3})\n", capsys.readouterr().out)
+    assert [number for number, _ in epochs] == ["1", "2", "3", "4"]
+    assert [text for _, text in epochs] == [f"{value:.3f}" for value in curve[:, 1]]
 
 
 def test_missing_matplotlib_is_one_line(

@@ -66,9 +66,9 @@ def test_leftover_fails_its_test(inner: pytest.Pytester) -> None:
     )
     result = run(inner)
     result.assert_outcomes(passed=2 * len(LEAVERS), errors=len(LEAVERS))
-    for what, _, _, told in LEAVERS:
+    for what, _, _, message in LEAVERS:
         result.stdout.fnmatch_lines(
-            [f"*ERROR at teardown of test_{what}_left*", "*this test left behind:*", f"*{told}*"]
+            [f"*ERROR at teardown of test_{what}_left*", "*this test left behind:*", f"*{message}*"]
         )
 
 

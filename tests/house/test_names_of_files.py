@@ -39,15 +39,15 @@ def ends(act: Callable[[], Any], pipe: Path | None = None) -> str:
     Args:
       pipe: opened for both ends when it is late, so that the thread can end.
     """
-    told: list[BaseException | None] = []
+    outcomes: list[BaseException | None] = []
 
     def run() -> None:
         try:
             act()
         except BaseException as error:
-            told.append(error)
+            outcomes.append(error)
         else:
-            told.append(None)
+            outcomes.append(None)
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -59,10 +59,10 @@ def ends(act: Callable[[], Any], pipe: Path | None = None) -> str:
         os.close(end)
         thread.join(WITHIN_S)
     assert not late, "a named pipe in the place of a file holds the reader up"
-    if told[0] is None:
+    if outcomes[0] is None:
         return "done"
-    assert isinstance(told[0], REFUSALS), repr(told[0])
-    return type(told[0]).__name__
+    assert isinstance(outcomes[0], REFUSALS), repr(outcomes[0])
+    return type(outcomes[0]).__name__
 
 
 def saved(folder: Path) -> Path:
@@ -143,18 +143,18 @@ def test_pipe_in_place_of_file_blocks_no_process(place: str, tmp_path: Path) -> 
 
 
 def spoil_run(folder: Path, name: str) -> Callable[[], Any]:
-    told = json.loads((saved(folder) / "dataset.json").read_text())
-    (folder / "saved" / "dataset.json").write_text(json.dumps({**told, "run": name}))
+    document = json.loads((saved(folder) / "dataset.json").read_text())
+    (folder / "saved" / "dataset.json").write_text(json.dumps({**document, "run": name}))
     return lambda: list(Dataset.load(str(folder / "saved")))
 
 
 def spoil_shard(folder: Path, name: str) -> Callable[[], Any]:
-    told = json.loads((saved(folder) / "dataset.json").read_text())
-    (folder / "saved" / "dataset.json").write_text(json.dumps({**told, "files": [name]}))
+    document = json.loads((saved(folder) / "dataset.json").read_text())
+    (folder / "saved" / "dataset.json").write_text(json.dumps({**document, "files": [name]}))
     return lambda: list(Dataset.load(str(folder / "saved")))
 
 
-def spoil_place(folder: Path, name: str) -> Callable[[], Any]:
+def spoil_checkpoint(folder: Path, name: str) -> Callable[[], Any]:
     """A save that was cut off, whose place says that its run lies elsewhere: it would cut off and
     delete what is there."""
 
@@ -162,16 +162,16 @@ def spoil_place(folder: Path, name: str) -> Callable[[], Any]:
         return Dataset.range(9).map(lambda x: 1 // 0 if fail and x == 5 else x)
 
     def save(fail: bool) -> None:
-        told = {"directory": str(folder / "place"), "checkpoint_interval": 2}
-        numbers(fail).save(str(folder / "saved"), checkpoint_args=told)
+        checkpoint_args = {"directory": str(folder / "place"), "checkpoint_interval": 2}
+        numbers(fail).save(str(folder / "saved"), checkpoint_args=checkpoint_args)
 
     with pytest.raises(ZeroDivisionError):
         save(True)
     kept = folder / "place" / "save.json"
-    told = json.loads(kept.read_text())
-    told["fingerprint"] = numbers(False).fingerprint()
-    told["place"]["run"] = name
-    kept.write_text(json.dumps(told))
+    document = json.loads(kept.read_text())
+    document["fingerprint"] = numbers(False).fingerprint()
+    document["place"]["run"] = name
+    kept.write_text(json.dumps(document))
     return lambda: save(False)
 
 
@@ -203,7 +203,7 @@ def name_cluster(folder: Path, name: str) -> Callable[[], Any]:
 SAID: dict[str, Callable[[Path, str], Callable[[], Any]]] = {
     "run of a saved dataset": spoil_run,
     "file of a saved dataset": spoil_shard,
-    "run of a save that goes on": spoil_place,
+    "run of a save that goes on": spoil_checkpoint,
     "piece of a checkpoint": spoil_piece,
     "name of a cluster": name_cluster,
 }

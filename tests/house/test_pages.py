@@ -72,7 +72,7 @@ def strings() -> list[str]:
     return found
 
 
-def told(page: Path) -> list[str]:
+def error_texts(page: Path) -> list[str]:
     """The texts of errors that a page's entries begin with: what is bold in its lists. A text in
     italics is not one of ours."""
     entries = re.findall(r"^- (.*\n(?:  .*\n)*)", page.read_text(), re.MULTILINE)
@@ -189,7 +189,7 @@ def test_command_page_is_complete() -> None:
 
 def test_error_texts_are_those_of_code() -> None:
     texts = "\n\0\n".join(strings())
-    quoted = told(ROOT / "docs" / "troubleshooting.md")
+    quoted = error_texts(ROOT / "docs" / "troubleshooting.md")
     assert len(quoted) > 150
     pieces = {piece.strip(" ,:") for text in quoted for piece in text.split("...")} - {""}
     assert not sorted(piece for piece in pieces if piece not in texts)

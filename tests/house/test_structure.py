@@ -161,7 +161,7 @@ def test_machine_only_decides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "offence"),
     [
         ("import time", "line 1: imports time"),
         ("def f():\n    from os.path import join", "line 2: imports os"),
@@ -169,8 +169,8 @@ def test_machine_only_decides() -> None:
         ("async def f(): ...", "line 1: AsyncFunctionDef"),
     ],
 )
-def test_machine_check_sees_offence(source: str, told: str) -> None:
-    assert impurities(source) == [told]
+def test_machine_check_sees_offence(source: str, offence: str) -> None:
+    assert impurities(source) == [offence]
 
 
 def test_machine_import_check_sees_offence() -> None:

@@ -37,7 +37,7 @@ MODULES = (
 )
 
 
-def same(*args: Any) -> Any:
+def identity(*args: Any) -> Any:
     return args[0] if args else None
 
 
@@ -97,7 +97,7 @@ class Objects:
     @cached_property
     def rpc_ZmqClient(self) -> Any:
         server = zd.rpc.Server.create("zmq", "localhost:0")
-        server.register("same", same)
+        server.register("same", identity)
         return self._enter(zd.rpc.Client.create("zmq", self._enter(server).address))
 
     @cached_property
@@ -136,7 +136,7 @@ class Objects:
 
     @cached_property
     def MultiProcessRunner(self) -> Any:
-        return zd.testing.MultiProcessRunner(same, SPEC)
+        return zd.testing.MultiProcessRunner(identity, SPEC)
 
     @cached_property
     def InputContext(self) -> Any:
@@ -156,7 +156,7 @@ VALID: Final[dict[str, Any]] = {
     "buffer_size": 4,
     "checkpoint": {},
     "choice_dataset": TEN,
-    "class_func": same,
+    "class_func": identity,
     "cluster": SPEC,
     "cluster_resolver": SPEC,
     "cluster_spec": SPEC,
@@ -172,12 +172,12 @@ VALID: Final[dict[str, Any]] = {
     "directory": NOWHERE,
     "dispatcher_address": "localhost:1",
     "dst": "localhost:0",
-    "element_length_func": same,
+    "element_length_func": identity,
     "file_pattern": __file__,
     "filenames": [__file__],
-    "fn": same,
-    "func": same,
-    "generator": same,
+    "fn": identity,
+    "func": identity,
+    "generator": identity,
     "global_batch_size": 4,
     "grace_s": 0,
     "grads_and_vars": [],
@@ -185,8 +185,8 @@ VALID: Final[dict[str, Any]] = {
     "initial_state": 0,
     "job": "worker",
     "job_name": "worker",
-    "key_func": same,
-    "map_func": same,
+    "key_func": identity,
+    "map_func": identity,
     "max_shard_bytes": 10,
     "method_name": "same",
     "name": "x",
@@ -195,14 +195,14 @@ VALID: Final[dict[str, Any]] = {
     "num_workers": 1,
     "options": Options(),
     "path": NOWHERE,
-    "predicate": same,
+    "predicate": identity,
     "processing_mode": "parallel_epochs",
     "record_bytes": 1,
-    "reduce_func": same,
+    "reduce_func": identity,
     "reduce_op": "sum",
     "remote_host": "localhost:1",
     "rpc_layer": "zmq",
-    "scan_func": same,
+    "scan_func": identity,
     "seed": 1,
     "serialized": b"{}",
     "server": None,
@@ -221,9 +221,9 @@ VALID: Final[dict[str, Any]] = {
     "task_type": "worker",
     "tensors": np.arange(3),
     "trainer_id": "x",
-    "transformation_func": same,
+    "transformation_func": identity,
     "value": 1.0,
-    "value_fn": same,
+    "value_fn": identity,
     "values": [],
     "variables": {},
     "worker": 0,
@@ -234,8 +234,8 @@ VALID: Final[dict[str, Any]] = {
     "sp_ids": [[0]],
     "sparse_ids": [[0]],
     "x": np.ones(2),
-    "ParameterServerStrategy.distribute_datasets_from_function.dataset_fn": same,
-    "ParameterServerStrategy.experimental_distribute_datasets_from_function.dataset_fn": same,
+    "ParameterServerStrategy.distribute_datasets_from_function.dataset_fn": identity,
+    "ParameterServerStrategy.experimental_distribute_datasets_from_function.dataset_fn": identity,
     "ShardedVariable.variables": [zd.Variable(np.zeros((4, 2), np.float32))],
     "params": zd.Variable(np.zeros((4, 2), np.float32)),
     "embedding_weights": zd.Variable(np.zeros((4, 2), np.float32)),

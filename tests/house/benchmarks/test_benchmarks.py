@@ -28,7 +28,7 @@ def test_missing_interpreter_is_named() -> None:
 # -- how it is compared ----------------------------------------------------------------------------
 
 
-class Told(Side):
+class FixedSide(Side):
     """A system whose blocks answer what they were told."""
 
     def __init__(self, *values: float) -> None:
@@ -46,7 +46,7 @@ def test_ratio_compares_zmqdist_with_other_system(unit: str, ratio: float) -> No
 
 def test_blocks_take_turns_after_warm_up() -> None:
     question = Question("x", "", "us")
-    pairs = measuring.pairs(Told(10, 30), Told(1000, 20, 40), question, Case(), TINY, 0)
+    pairs = measuring.pairs(FixedSide(10, 30), FixedSide(1000, 20, 40), question, Case(), TINY, 0)
     assert pairs == [([10], [20]), ([30], [40])]
 
 
@@ -85,7 +85,7 @@ def test_simulated_workers_take_lowest_free_index() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["speed"], "no question 'speed'; there are: latency, calls, tasks"),
         (
@@ -96,11 +96,11 @@ def test_simulated_workers_take_lowest_free_index() -> None:
     ],
 )
 def test_wrong_word_is_refused_with_list(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         command.main(arguments)
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_system_includes_all_of_its_packages() -> None:

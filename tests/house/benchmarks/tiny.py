@@ -39,7 +39,7 @@ FIELDS = {
 }
 
 
-def asked(folder: Path, *arguments: str) -> dict[str, results.Document]:
+def run_questions(folder: Path, *arguments: str) -> dict[str, results.Document]:
     """The documents of one run of the command, by question."""
     file = folder / "figures.json"
     assert command.main([*arguments, "--quick", "--json", str(file)]) == 0

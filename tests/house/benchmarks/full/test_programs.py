@@ -16,11 +16,11 @@ from benchmarks import __main__ as command
 from benchmarks import results, servers, systems, variables
 from benchmarks.measuring import Answers, Case, Figure, Question, measure
 from benchmarks.systems import SYSTEMS, Session, Unusable
-from tests.house.benchmarks.tiny import FIELDS, TALKING, TINY, asked, systems_of
+from tests.house.benchmarks.tiny import FIELDS, TALKING, TINY, run_questions, systems_of
 
 
 def test_lasting_processes_answer_questions(tiny: None, tmp_path: Path) -> None:
-    found = asked(tmp_path, *TALKING, "--against", "raw,memcpy,pool,threads,sockets")
+    found = run_questions(tmp_path, *TALKING, "--against", "raw,memcpy,pool,threads,sockets")
     assert {name: systems_of(found[name]) for name in TALKING} == {
         "latency": ["zmqdist", "bare pyzmq", "zmqdist, handler in a thread"],
         "calls": ["zmqdist", "bare pyzmq", "zmqdist, handler in a thread"],
@@ -51,7 +51,7 @@ def test_lasting_processes_answer_questions(tiny: None, tmp_path: Path) -> None:
 
 
 def test_questions_to_fresh_processes_are_answered(tiny: None, tmp_path: Path) -> None:
-    found = asked(tmp_path, "startup", "imports", "memory", "--against", "pool")
+    found = run_questions(tmp_path, "startup", "imports", "memory", "--against", "pool")
     assert [systems_of(found[name]) for name in found] == [["zmqdist", "ProcessPoolExecutor"]] * 3
     assert [figure["unit"] for figure in found["memory"]["figures"]][2:] == [
         "bytes",
@@ -64,7 +64,7 @@ def test_questions_to_fresh_processes_are_answered(tiny: None, tmp_path: Path) -
 
 
 def test_data_questions_with_own_and_shared_servers(tiny: None, tmp_path: Path) -> None:
-    found = asked(
+    found = run_questions(
         tmp_path,
         "data_elements",
         "data_arrays",
@@ -87,7 +87,7 @@ def test_data_questions_with_own_and_shared_servers(tiny: None, tmp_path: Path) 
 
 def test_images_are_decoded_by_one_worker_and_by_two(tiny: None, tmp_path: Path) -> None:
     pytest.importorskip("PIL")
-    figures = asked(tmp_path, "data_images", "--against", "none")["data_images"]["figures"]
+    figures = run_questions(tmp_path, "data_images", "--against", "none")["data_images"]["figures"]
     assert [(figure["case"], figure["unit"]) for figure in figures] == [
         ("1 worker", "images/s"),
         ("2 workers", "images/s"),
@@ -95,7 +95,7 @@ def test_images_are_decoded_by_one_worker_and_by_two(tiny: None, tmp_path: Path)
 
 
 def test_variables_at_parameter_servers_are_changed_by_tasks(tiny: None, tmp_path: Path) -> None:
-    found = asked(tmp_path, "ps_tasks", "ps_rows", "ps_model", "--against", "none")
+    found = run_questions(tmp_path, "ps_tasks", "ps_rows", "ps_model", "--against", "none")
     assert [figure["unit"] for document in found.values() for figure in document["figures"]] == [
         "tasks/s",
         "rows/s",
@@ -108,7 +108,7 @@ def test_variables_at_parameter_servers_are_changed_by_tasks(tiny: None, tmp_pat
 
 
 def test_collectives_are_measured_beside_plain_sockets(tiny: None, tmp_path: Path) -> None:
-    found = asked(tmp_path, "collectives", "--against", "none")["collectives"]["figures"]
+    found = run_questions(tmp_path, "collectives", "--against", "none")["collectives"]["figures"]
     assert [figure["unit"] for figure in found] == ["GB/s"] * 3 + ["us"]
     assert [figure["ratio"] is None for figure in found] == [True, False, False, True]
     assert all(figure["median"] > 0 for figure in found)
@@ -139,13 +139,13 @@ def test_servers_in_one_process_are_measured(
 ) -> None:
     monkeypatch.setattr(servers, "PARTS", 6)
     monkeypatch.setattr(servers, "SERVERS", 2)
-    figures = asked(tmp_path, "servers", "--against", "none")["servers"]["figures"]
+    figures = run_questions(tmp_path, "servers", "--against", "none")["servers"]["figures"]
     assert [figure["at"] for figure in figures] == [None, *servers.FLOATS[:3]]
     assert all(figure["median"] > 0 for figure in figures)
 
 
 def test_cost_of_greedy_client_is_measured(tiny: None, tmp_path: Path) -> None:
-    figures = asked(tmp_path, "greedy", "--against", "none")["greedy"]["figures"]
+    figures = run_questions(tmp_path, "greedy", "--against", "none")["greedy"]["figures"]
     assert [figure["unit"] for figure in figures] == ["ms", "ms", "MB"]
     assert all(figure["median"] > 0 for figure in figures)
 
@@ -156,7 +156,7 @@ def test_variables_are_measured_beside_calls_and_memcpy(
     monkeypatch.setattr(variables, "TABLE_ROWS", 64)
     monkeypatch.setattr(variables, "ROWS", 8)
     monkeypatch.setattr(variables, "SMALL", 3)
-    figures = asked(tmp_path, "variables", "--against", "none")["variables"]["figures"]
+    figures = run_questions(tmp_path, "variables", "--against", "none")["variables"]["figures"]
     assert [figure["system"] for figure in figures if figure["unit"] == "GB/s"] == [
         "zmqdist",
         "calls",
