@@ -20,7 +20,7 @@ def split(items: list[T], field: int = -1) -> Iterator[list[T]]:
     few errors, pickled functions or log tails together can exceed the bound.
     """
     if len(items) == 1:
-        yield items
+        yield items  # most messages of a program that waits for each result
         return
     payload_of = itemgetter(field)
     for start in range(0, len(items), BATCH_ITEMS_MAX):
@@ -35,6 +35,7 @@ def _by_bytes(items: list[T], field: int) -> Iterator[list[T]]:
     start = size = 0
     for end, item in enumerate(items):
         payload = len(item[field])
+        # An item that exceeds the bound alone is a batch of its own.
         if end > start and size + payload > BATCH_BYTES_MAX:
             yield items[start:end]
             start, size = end, 0

@@ -166,6 +166,7 @@ def update_key(key: str) -> Iterator[None]:
     """
     global _update_key_of_process
     state = _of_thread.update_key = _UpdateKey(key)
+    # A slot process runs one function at a time, so all of its threads belong to this function.
     if _worker_of_process is not None:
         _update_key_of_process = state
     try:

@@ -52,6 +52,7 @@ class _Group:
             value = getattr(self, name)
             if isinstance(value, _Group):
                 value = value.as_dict() or None
+            # a description is JSON, which has no enums
             if isinstance(value, Enum):
                 value = value.name
             if value is not None:

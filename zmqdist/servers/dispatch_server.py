@@ -82,6 +82,7 @@ class DispatchServer:
         >>> with zd.DispatchServer() as dispatcher:
         ...     dispatcher.start()  # a second call does nothing
         """
+        # One thread at a time, because two that find no loop would both bind the port.
         with self._lock:
             if self._runtime.stopped.is_set():
                 raise errors.FailedPreconditionError(
@@ -190,6 +191,7 @@ class DispatchServer:
                 is_ready.set()
 
         loop.call_soon(runtime.watchers.append, check)
+        # Check once after that, because no event may follow.
         loop.call_soon(check)
         try:
             return is_ready.wait(seconds(timeout))

@@ -96,6 +96,7 @@ class WorkerServer:
             if not runtime.start_requested:
                 runtime.start_requested = True
                 runtime.open()
+        # Wait without the lock, so that another thread can stop a worker that finds no dispatcher.
         runtime.wait_registered()
 
     def stop(self, grace_s: float = 0.0) -> None:
@@ -112,7 +113,7 @@ class WorkerServer:
         grace_s = duration("grace_s", grace_s)
         with self._lock:
             if not self._runtime.opened:
-                self._runtime.stopped.set()
+                self._runtime.stopped.set()  # `join` returns, although the worker never ran
                 return
         self._runtime.stop(grace_s)
 

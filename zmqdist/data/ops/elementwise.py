@@ -201,6 +201,7 @@ class _FilterNode(OperatorNode):
         fn = self.op.function.value
         for x in self.source():
             verdict = fn(*x) if type(x) is tuple else fn(x)
+            # the two singletons first, because most functions return one of them
             if verdict is True or (verdict is not False and truth(verdict, "filter")):
                 yield x
 
@@ -295,6 +296,7 @@ class Skip(Op):
 class _ShardNode(_CountingNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
+        # A data service puts the number of workers in place of the hint, before it opens the node.
         if self.op.count == SHARD_HINT:
             raise FailedPreconditionError(
                 "`shard(SHARD_HINT, ...)` can only be used in a data service with"
@@ -305,6 +307,7 @@ class _ShardNode(_CountingNode):
         count, index = self.op.count, self.op.index
         for x in self.source():
             number = self.position
+            # advance before the yield, because a state that is saved then contains the position
             self.position = (number + 1) % count
             if number == index:
                 yield x
@@ -344,6 +347,7 @@ class _FullShardNode(_ShardNode):
                     f"smaller ones,"
                     " or use ShardingPolicy.DATA or DYNAMIC."
                 )
+            # the first element of every shard was read, so the shards begin anew behind them
             self.position, self.phase = 0, 1
         if self.phase == 1:
             if self.first:

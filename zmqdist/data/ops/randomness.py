@@ -75,6 +75,7 @@ class Draws:
         left = length_hint(self._left)
         if not left:
             return {"bits": self._bits.state, "used": 0}
+        # The generator is at the end of the block, so save where the block began.
         return {"bits": self._start, "used": _DRAWS - left}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -98,6 +99,8 @@ class RandomNode(NumberedNode):
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
+        # With a seed of the user or the process, another program draws the same numbers. Without,
+        # the entropy of the iterator, and the place in it, make the datasets differ.
         own = self.op.seed
         fresh = not self.fresh_option or getattr(self.op, self.fresh_option)
         entropy = context.entropy if fresh else [context.entropy[0], *context.entropy[2:]]
@@ -163,6 +166,7 @@ class _ShuffleNode(RandomNode):
             if len(buffer) >= size:
                 number = int(uniform() * size)
                 x = buffer[number]
+                # the last element fills the gap, because `pop(number)` would move all behind it
                 buffer[number] = buffer[-1]
                 buffer.pop()
                 yield x

@@ -155,6 +155,7 @@ class FixedLengthRecords(FileReader):
     def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
         size, footer = self.record_bytes, self.footer_bytes
         file.read(self.header_bytes)
+        # Hold the size of a footer back, because only the end of the file shows where it begins.
         buffer = file.read(footer)
         while data := file.read(size):
             buffer += data

@@ -86,7 +86,7 @@ class RunWriter:
             size = checkpoint["sizes"].get(name)
             file = os.path.join(self._path, self._run, name)
             if size is None:
-                os.unlink(file)
+                os.unlink(file)  # begun after the checkpoint
             else:
                 os.truncate(file, size)
                 self._shards.add(int(name.removeprefix(_SHARD)))
@@ -97,6 +97,7 @@ class RunWriter:
         sizes = {}
         for shard in self._shards:
             with open(self._file(shard), "rb") as file:
+                # on the disk before the checkpoint, which counts on these bytes
                 os.fsync(file.fileno())
                 sizes[os.path.basename(file.name)] = os.fstat(file.fileno()).st_size
         return {"run": self._run, "count": self.count, "sizes": sizes}
@@ -116,6 +117,7 @@ class RunWriter:
             except StopIteration as error:
                 raise stopped_error("save") from error
         if shard not in self._files:
+            # Append, because a pause has closed the file of an earlier part of the run.
             self._shards.add(shard)
             self._files[shard] = ElementsFile(self._file(shard), self._compression, append=True)
         self._files[shard].write(x)
@@ -129,6 +131,7 @@ class RunWriter:
     def finish(self, spec: Any) -> None:
         """Complete the run, and make it the newest run of the folder."""
         self._close()
+        # Write the metadata last, because readers find the run through it.
         metadata = {
             "run": self._run,
             "count": self.count,
@@ -268,8 +271,9 @@ def _save_with_checkpoints(
                 for x in islice(iterator, checkpoints.interval):
                     writer.write(x)
                 if writer.count < before + checkpoints.interval:
-                    break
+                    break  # the dataset has ended
         finally:
+            # Close the files without deleting them: after an error the next call continues the run.
             writer.pause()
     writer.finish(dataset.element_spec)
     checkpoints.remove_checkpoint()

@@ -126,6 +126,7 @@ class _ChunkFilesNode(OperatorNode):
                     self.emitted[chunk.stream] = expected + 1
                     delay = POLL_S[0]
                     yield self._path(chunk)
+                # Until the snapshot is complete, the chunks before this one may still come.
                 elif chunk.index > expected and is_complete:
                     raise DataLossError(
                         f"{self.op.path}: lost chunk {expected} of stream {chunk.stream}: its "
@@ -141,13 +142,14 @@ class _ChunkFilesNode(OperatorNode):
         assert self.splits is not None
         for position in self.splits:
             if chunks is None:
+                # Only in a complete snapshot, a position means the same chunk in each process.
                 delay = POLL_S[0]
                 while not self._is_complete():
                     self._wait(delay)
                     delay = min(POLL_S[1], delay * 1.5)
                 chunks = snapshot_layout.committed_chunks(self.op.path)
             if position >= len(chunks):
-                return
+                return  # positions without end, from before the snapshot was complete
             yield self._path(chunks[position])
 
     def _is_complete(self) -> bool:
