@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import gzip
 import io
 import json
+import tempfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,6 @@ from tests.data.helpers import plain
 from zmqdist.data import Dataset, storage
 from zmqdist.data.chunks import (
     ROWS_MAX,
-    BlockWriter,
     ElementsFile,
     read_elements,
     spec_from_json,
@@ -72,12 +73,14 @@ few = settings(max_examples=30, deadline=None, suppress_health_check=list(Health
 
 
 def written(*elements: Any) -> bytes:
-    file = io.BytesIO()
-    writer = BlockWriter(file)
-    for element in elements:
-        writer.write(element)
-    writer.flush()
-    return file.getvalue()
+    with tempfile.NamedTemporaryFile() as file:
+        writer = ElementsFile(file.name, "")
+        with contextlib.ExitStack() as stack:
+            stack.callback(writer.abort)
+            for element in elements:
+                writer.write(element)
+            writer.close()
+        return file.read()
 
 
 def read(data: bytes) -> list[Any]:

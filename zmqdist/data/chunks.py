@@ -36,6 +36,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
+from types import SimpleNamespace
 from typing import IO, Any
 
 import numpy as np
@@ -167,74 +168,6 @@ def _leaf_bytes(leaf: Any) -> int:
     return int(leaf.nbytes) if isinstance(leaf, (np.ndarray, np.generic)) else len(leaf)
 
 
-class BlockWriter:
-    """Writes elements to an open file, block by block.
-
-    Attributes:
-      nbytes: the number of bytes, before compression, of all elements so far. It includes elements
-        whose block is not written yet.
-    """
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._first: Any = None
-        self._layout: Any = None
-        self._rows: list[list[Any]] = []
-        self._pending_bytes = 0
-        self.nbytes = 0
-
-    def write(self, x: Any) -> None:
-        """Append an element, without a copy of its arrays. The caller must not change the arrays
-        until the block is written. The block is written by `flush`, by a `write` that makes it
-        1,024 elements or a mebibyte long, or by a `write` of an element of another layout.
-
-        Raises:
-          UnimplementedError: the element holds a dataset.
-          OSError: writing to the file failed.
-        """
-        leaves: list[Any] = []
-        layout = _flatten(x, leaves)
-        if self._rows and layout != self._layout:
-            # begin another block, because all rows of a block have one layout
-            self.flush()
-        if not self._rows:
-            self._first, self._layout = x, layout
-        size = sum(map(_leaf_bytes, leaves))
-        self._rows.append(leaves)
-        self._pending_bytes += size
-        self.nbytes += size
-        if len(self._rows) == ROWS_MAX or self._pending_bytes >= BLOCK_BYTES_MAX:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the current block, if it has elements."""
-        rows, self._rows, self._pending_bytes = self._rows, [], 0
-        if not rows:
-            return
-        arrays: list[Any] = []
-        columns = iter(zip(*rows, strict=True))
-        element = structure_to_json(self._first, lambda leaf: _column(leaf, next(columns), arrays))
-        kinds = [[_dtype_to_json(array.dtype), array.shape] for array in arrays]
-        head = json.dumps(
-            {"rows": len(rows), "arrays": kinds, "element": element}, separators=(",", ":")
-        )
-        self._file.write(head.encode() + b"\n")
-        for array in arrays:
-            # Write arrays of ml_dtypes, and of fields, as raw data, because NumPy's header cannot
-            # describe all of their dtypes.
-            named = array.dtype.type.__module__ == "numpy" and not array.dtype.names
-            plain = array if named else array.view(f"V{array.dtype.itemsize}")
-            np.lib.format.write_array(_Sink(self._file), plain, allow_pickle=False)
-
-
-class _Sink:
-    """A file object with only the method `write`. With a real file, NumPy's `write_array` would
-    bypass the file's buffer."""
-
-    def __init__(self, file: Any) -> None:
-        self.write = file.write
-
-
 def _dtype_to_json(dtype: np.dtype[Any]) -> Any:
     try:
         return dtype_to_json(dtype)
@@ -264,31 +197,80 @@ def _column(first: Any, leaves: Sequence[Any], arrays: list[Any]) -> str:
 
 
 class ElementsFile:
-    """A file of elements that is being written. Its methods raise OSError if the disk fails."""
+    """A file of elements that is being written, block by block. Its methods raise OSError if the
+    disk fails.
+
+    Attributes:
+      nbytes: the number of bytes, before compression, of all elements so far. It includes elements
+        whose block is not written yet.
+    """
 
     def __init__(self, path: str, compression: str, append: bool = False) -> None:
         """Create the file, or append to it. Appending to a compressed file begins another
         compressed stream. Readers join the streams."""
         self._file = storage.open_write(path, append)
         self._compressed = storage.compressing(self._file, compression)
-        self._blocks = BlockWriter(self._compressed)
-        self.write = self._blocks.write
+        self._first: Any = None
+        self._layout: Any = None
+        self._rows: list[list[Any]] = []
+        self._pending_bytes = 0
+        self.nbytes = 0
 
-    @property
-    def nbytes(self) -> int:
-        """The number of bytes of all elements so far, before compression."""
-        return self._blocks.nbytes
+    def write(self, x: Any) -> None:
+        """Append an element, without a copy of its arrays. The caller must not change the arrays
+        until the block is written. The block is written by `flush`, by a `write` that makes it
+        1,024 elements or a mebibyte long, or by a `write` of an element of another layout.
+
+        Raises:
+          UnimplementedError: the element holds a dataset.
+          OSError: writing to the file failed.
+        """
+        leaves: list[Any] = []
+        layout = _flatten(x, leaves)
+        if self._rows and layout != self._layout:
+            # begin another block, because all rows of a block have one layout
+            self._write_block()
+        if not self._rows:
+            self._first, self._layout = x, layout
+        size = sum(map(_leaf_bytes, leaves))
+        self._rows.append(leaves)
+        self._pending_bytes += size
+        self.nbytes += size
+        if len(self._rows) == ROWS_MAX or self._pending_bytes >= BLOCK_BYTES_MAX:
+            self._write_block()
+
+    def _write_block(self) -> None:
+        """Write the current block, if it has elements."""
+        rows, self._rows, self._pending_bytes = self._rows, [], 0
+        if not rows:
+            return
+        arrays: list[Any] = []
+        columns = iter(zip(*rows, strict=True))
+        element = structure_to_json(self._first, lambda leaf: _column(leaf, next(columns), arrays))
+        kinds = [[_dtype_to_json(array.dtype), array.shape] for array in arrays]
+        head = json.dumps(
+            {"rows": len(rows), "arrays": kinds, "element": element}, separators=(",", ":")
+        )
+        self._compressed.write(head.encode() + b"\n")
+        # With a real file, NumPy's `write_array` would bypass the file's buffer.
+        sink: Any = SimpleNamespace(write=self._compressed.write)
+        for array in arrays:
+            # Write arrays of ml_dtypes, and of fields, as raw data, because NumPy's header cannot
+            # describe all of their dtypes.
+            named = array.dtype.type.__module__ == "numpy" and not array.dtype.names
+            plain = array if named else array.view(f"V{array.dtype.itemsize}")
+            np.lib.format.write_array(sink, plain, allow_pickle=False)
 
     def flush(self) -> None:
         """Write the elements so far to the file, so that a reader of an uncompressed file can see
         them."""
-        self._blocks.flush()
+        self._write_block()
         self._file.flush()
 
     def close(self) -> None:
         """Complete the file. It is on the disk when `close` returns."""
         try:
-            self._blocks.flush()
+            self._write_block()
             if self._compressed is not self._file:
                 self._compressed.close()
             storage.sync(self._file)

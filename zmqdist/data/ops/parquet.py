@@ -13,15 +13,14 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
 
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
-from zmqdist.data.iterators import OperatorNode
 from zmqdist.data.ops.base import Op
+from zmqdist.data.ops.readers import ReaderNode
 from zmqdist.data.structure import UNKNOWN_SPEC, batched, element, invalid, map_specs, stack
 from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError, needs
 from zmqdist.specs import TensorSpec
@@ -47,37 +46,11 @@ def opened(path: str) -> Any:
         raise DataLossError(f"{path}: {error}") from error
 
 
-class _ParquetNode(OperatorNode):
-    """Runs `Parquet`: reads one row group after another.
+class _ParquetNode(ReaderNode):
+    """Runs `Parquet`. A part is a (path, row group)."""
 
-    Attributes:
-      row_group: the (path, row group) that is being read; None between two row groups.
-      elements_read: how many elements of the current row group were yielded.
-    """
-
-    plain_fields = ("row_group", "elements_read")
-    state_keys = {"row_group": "place", "elements_read": "done"}
-    row_group: Sequence[Any] | None = None
-    elements_read = 0
-
-    def run(self) -> Iterator[Any]:
-        if self.row_group:
-            yield from self._rest()
-        for item in self.source():
-            path, group = item if isinstance(item, tuple) else (item, -1)
-            self.row_group, self.elements_read = (str(path), int(group)), 0
-            yield from self._rest()
-
-    def _rest(self) -> Iterator[Any]:
-        # Clear `current` first, so that after an error the node continues with the next row group.
-        current, self.row_group = self.row_group, None
-        assert current is not None
-        for x in islice(self.op.elements(*current), self.elements_read, None):
-            self.row_group = current
-            self.elements_read += 1
-            yield x
-            self.row_group = None
-        self.row_group = None
+    state_keys = {"part": "place", "elements_read": "done"}
+    part = None
 
 
 @operator("parquet", _ParquetNode)
@@ -114,8 +87,15 @@ class Parquet(Op):
         # The number of rows is None, because the last batch of a row group may be shorter.
         return map_specs(lambda leaf: TensorSpec((None, *leaf.shape[1:]), leaf.dtype), spec)
 
-    def elements(self, path: str, group: int) -> Iterator[Any]:
-        """Yield the elements of a row group, or of the whole file if `group` is negative."""
+    def part_of(self, item: Any) -> tuple[str, int]:
+        """Return the row group that an element of the input names; the group is -1 for a path
+        alone."""
+        path, group = item if isinstance(item, tuple) else (item, -1)
+        return str(path), int(group)
+
+    def elements(self, part: tuple[str, int]) -> Iterator[Any]:
+        """Yield the elements of a row group, or of the whole file if the group is negative."""
+        path, group = part
         with opened(path) as file:
             names = checked_columns(file, self.columns, path)
             for number in range(file.num_row_groups) if group < 0 else (group,):

@@ -61,38 +61,34 @@ def open_file(path: str, compression: str) -> IO[bytes]:
 
 
 class ReaderNode(OperatorNode):
-    """Runs a reader without `parallel`: reads one file after another.
+    """Runs a reader without `parallel`: reads one file, or one part of a file, after another.
 
     Attributes:
-      path: the file that is being read; "" between two files.
-      records_read: how many records of this file were yielded.
+      part: what the operator's method `elements` reads at present; empty between two parts.
+      elements_read: how many elements of this part were yielded.
     """
 
-    plain_fields = ("path", "records_read")
-    state_keys = {"records_read": "done"}
-    path = ""
-    records_read = 0
+    plain_fields = ("part", "elements_read")
+    state_keys = {"part": "path", "elements_read": "done"}
+    part: Any = ""
+    elements_read = 0
 
     def run(self) -> Iterator[Any]:
-        if self.path:
+        if self.part:
             yield from self._rest()
-        for name in self.source():
-            self.path, self.records_read = str(name), 0
+        for item in self.source():
+            self.part, self.elements_read = self.op.part_of(item), 0
             yield from self._rest()
 
     def _rest(self) -> Iterator[Any]:
-        # Clear `path` first, so that after an error the node continues with the next file.
-        path, self.path = self.path, ""
-        with open_file(path, self.op.compression) as file:
-            try:
-                for record in islice(self.op.records(file, path), self.records_read, None):
-                    self.path = path
-                    self.records_read += 1
-                    yield record
-                    self.path = ""
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                raise DataLossError(f"{path}: {error}") from error
-        self.path = ""
+        # Clear `part` first, so that after an error the node continues with the next part.
+        part, nothing = self.part, type(self).part
+        self.part = nothing
+        for x in islice(self.op.elements(part), self.elements_read, None):
+            self.part = part
+            self.elements_read += 1
+            yield x
+            self.part = nothing
 
 
 @dataclass(frozen=True)
@@ -126,6 +122,18 @@ class FileReader(Op):
     def dataset_of(self, name: Any) -> DatasetLike:
         """Return the dataset of the records in the file `name`."""
         return make(replace(self, parallel=0), [make(Tensors.build(name))])
+
+    def part_of(self, item: Any) -> str:
+        """Return the path of the file that an element of the input names."""
+        return str(item)
+
+    def elements(self, path: str) -> Iterator[Any]:
+        """Yield the records of a file. Raises DataLossError if its compression is damaged."""
+        with open_file(path, self.compression) as file:
+            try:
+                yield from self.records(file, path)
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise DataLossError(f"{path}: {error}") from error
 
     def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
         """Yield the records of an open file."""

@@ -421,9 +421,8 @@ def spec_from(types: Any, shapes: Any) -> Any:
     """
     dtypes = nest.flatten(types)
     if isinstance(types, (tuple, dict)) and shapes is not None:
-        parts = shapes.values() if isinstance(shapes, dict) else shapes
-        if isinstance(shapes, dict):
-            parts = [shapes[key] for key in sorted(shapes)]
+        is_dict = isinstance(shapes, dict)
+        parts = [shapes[key] for key in sorted(shapes)] if is_dict else shapes
     else:
         parts = [shapes] * len(dtypes)
     specs = [TensorSpec(shape, dtype) for shape, dtype in zip(parts, dtypes, strict=True)]
