@@ -14,7 +14,6 @@ from zmqdist.data.ops.base import Op
 from zmqdist.data.service.dispatcher.machine.records import Terms
 from zmqdist.data.service.reader.runtime import ReadRequest, SavedReader, ServiceReader
 from zmqdist.data.service.service_address import Service
-from zmqdist.data.structure import UNKNOWN_SPEC
 from zmqdist.errors import FailedPreconditionError, UnimplementedError
 from zmqdist.transport.credentials import Credentials
 
