@@ -14,10 +14,10 @@ these. Names that only TensorFlow's users want are in `zmqdist.tf`. They may als
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zmqdist._version import __version__
+from zmqdist.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from zmqdist import (
@@ -110,16 +110,7 @@ _MODULES = (
 )
 
 
-def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        value = getattr(importlib.import_module(_WHERE[name]), name)
-    elif name in _MODULES:
-        value = importlib.import_module(f"zmqdist.{name}")
-    else:
-        raise AttributeError(f"module 'zmqdist' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
+__getattr__ = lazy_names("zmqdist", _WHERE, _MODULES)
 
 __all__ = [
     "ClusterConfig",

@@ -6,10 +6,10 @@ the modules for sockets.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zmqdist.data.constants import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from zmqdist.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from zmqdist.data import experimental, service
@@ -35,16 +35,7 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        value = getattr(importlib.import_module(_MODULES[name]), name)
-    elif name in ("experimental", "service"):
-        value = importlib.import_module(f"zmqdist.data.{name}")
-    else:
-        raise AttributeError(f"module 'zmqdist.data' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
+__getattr__ = lazy_names("zmqdist.data", _MODULES, ("experimental", "service"))
 
 __all__ = [
     "AUTOTUNE",

@@ -11,8 +11,9 @@ Each name is imported on first use. docs/testing.md says how to use them.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from zmqdist.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from zmqdist.testing.conformance import check_resolver
@@ -28,28 +29,21 @@ if TYPE_CHECKING:
     from zmqdist.testing.runner.shared import manager
 
 _MODULES = {
-    "MultiProcessPoolRunner": "runner.pool",
-    "MultiProcessRunner": "runner.runner",
-    "MultiProcessRunnerResult": "runner.process_pool",
-    "SubprocessTimeoutError": "runner.process_pool",
-    "UnexpectedSubprocessExitError": "runner.process_pool",
-    "check_resolver": "conformance",
-    "create_cluster_spec": "runner.clusters",
-    "create_in_process_cluster": "runner.clusters",
-    "get_barrier": "runner.barrier",
-    "manager": "runner.shared",
-    "run": "runner.runner",
+    "MultiProcessPoolRunner": "zmqdist.testing.runner.pool",
+    "MultiProcessRunner": "zmqdist.testing.runner.runner",
+    "MultiProcessRunnerResult": "zmqdist.testing.runner.process_pool",
+    "SubprocessTimeoutError": "zmqdist.testing.runner.process_pool",
+    "UnexpectedSubprocessExitError": "zmqdist.testing.runner.process_pool",
+    "check_resolver": "zmqdist.testing.conformance",
+    "create_cluster_spec": "zmqdist.testing.runner.clusters",
+    "create_in_process_cluster": "zmqdist.testing.runner.clusters",
+    "get_barrier": "zmqdist.testing.runner.barrier",
+    "manager": "zmqdist.testing.runner.shared",
+    "run": "zmqdist.testing.runner.runner",
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'zmqdist.testing' has no attribute {name!r}")
-    value = globals()[name] = getattr(
-        importlib.import_module(f"zmqdist.testing.{_MODULES[name]}"), name
-    )
-    return value
-
+__getattr__ = lazy_names("zmqdist.testing", _MODULES)
 
 __all__ = [
     "MultiProcessRunner",

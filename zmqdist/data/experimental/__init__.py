@@ -4,23 +4,19 @@ objects as in `zmqdist.data.service` and `zmqdist.data.constants`.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zmqdist.data.constants import AUTOTUNE, INFINITE_CARDINALITY, SHARD_HINT, UNKNOWN_CARDINALITY
+from zmqdist.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from zmqdist.data.experimental import service
     from zmqdist.data.service.snapshots.distributed_save import distributed_save
 
 
-def __getattr__(name: str) -> Any:
-    if name == "service":
-        return importlib.import_module("zmqdist.data.experimental.service")
-    if name == "distributed_save":
-        return importlib.import_module("zmqdist.data.service").distributed_save
-    raise AttributeError(f"module 'zmqdist.data.experimental' has no attribute {name!r}")
+_WHERE = {"distributed_save": "zmqdist.data.service.snapshots.distributed_save"}
 
+__getattr__ = lazy_names("zmqdist.data.experimental", _WHERE, ("service",))
 
 __all__ = [
     "AUTOTUNE",

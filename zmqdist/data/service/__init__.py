@@ -7,8 +7,9 @@ servers import pipelines.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from zmqdist.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from zmqdist.data.service.client import distribute, from_dataset_id, register_dataset
@@ -35,13 +36,7 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'zmqdist.data.service' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
-
+__getattr__ = lazy_names("zmqdist.data.service", _MODULES)
 
 __all__ = [
     "CrossTrainerCache",

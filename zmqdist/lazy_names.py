@@ -1,0 +1,35 @@
+"""Names of a package that are imported at their first use, so that importing the package is fast,
+and packages that need each other's names make no import cycle.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+
+def lazy_names(
+    package: str, where: Mapping[str, str], modules: Collection[str] = ()
+) -> Callable[[str], Any]:
+    """Return the function `__getattr__` of a package.
+
+    Args:
+      package: the package, such as "zmqdist.data".
+      where: the module that defines each name.
+      modules: the names that are modules of the package.
+    """
+
+    def __getattr__(name: str) -> Any:
+        if name in where:
+            value = getattr(importlib.import_module(where[name]), name)
+        elif name in modules:
+            value = importlib.import_module(f"{package}.{name}")
+        else:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        # Python calls this function only for names that the package does not have yet.
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return __getattr__
