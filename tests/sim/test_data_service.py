@@ -11,7 +11,7 @@ from tests.sim.simulations.data_service import simulate_data_service
 from zmqdist.data.service.dispatcher.machine import records as r
 
 
-def test_with_any_faults_readers_get_the_promised_elements_and_end(seed: int) -> None:
+def test_readers_get_promised_elements_despite_faults(seed: int) -> None:
     simulate_data_service(seed)
 
 
@@ -19,21 +19,21 @@ def test_readers_end_even_if_faults_coincide(seed: int) -> None:
     simulate_data_service(seed, faults=50)
 
 
-def test_consumers_of_a_coordinated_read_stay_in_step_with_any_faults(seed: int) -> None:
+def test_consumers_stay_in_step_despite_faults(seed: int) -> None:
     simulate_rounds(seed)
 
 
-def test_without_faults_each_element_is_delivered_once(seed: int) -> None:
+def test_elements_are_delivered_once_without_faults(seed: int) -> None:
     simulate_data_service(seed, faults=0)
 
 
-def test_the_same_seed_is_the_same_run() -> None:
+def test_seed_determines_run() -> None:
     first, second = simulate_data_service(11), simulate_data_service(11)
     assert first.trace == second.trace
     assert [reader.got for reader in first.readers] == [reader.got for reader in second.readers]
 
 
-def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
+def test_simulation_reaches_its_events() -> None:
     """A simulation without these faults would find no bugs."""
     sims = [simulate_data_service(seed) for seed in range(40)]
     trace = " ".join(line for sim in sims for line in sim.trace)

@@ -11,16 +11,16 @@ from collections import Counter
 from tests.sim.simulations.snapshots import simulate_snapshots
 
 
-def test_with_any_faults_a_snapshot_holds_each_position_once_or_has_an_error(seed: int) -> None:
+def test_snapshot_has_positions_once_despite_faults(seed: int) -> None:
     simulate_snapshots(seed)
 
 
-def test_without_faults_every_snapshot_is_completed(seed: int) -> None:
+def test_snapshots_complete_without_faults(seed: int) -> None:
     world = simulate_snapshots(seed, faults=0.0)
     assert all(folder.done for folder in world.folders.values())
 
 
-def test_the_same_seed_is_the_same_run() -> None:
+def test_seed_determines_run() -> None:
     first, second = simulate_snapshots(11), simulate_snapshots(11)
     assert first.trace == second.trace
     assert [folder.records for folder in first.folders.values()] == [
@@ -28,7 +28,7 @@ def test_the_same_seed_is_the_same_run() -> None:
     ]
 
 
-def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
+def test_simulation_reaches_its_events() -> None:
     """A simulation without these faults would find no bugs."""
     met: Counter[str] = Counter()
     whole = failed = 0

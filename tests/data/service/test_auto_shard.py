@@ -119,7 +119,7 @@ def test_invalid_worker_index_using_shard_hint(at_1: MultiProcessCluster) -> Non
         values(at_1.distribute(Dataset.range(20).shard(5, SHARD_HINT), HINT))
 
 
-def test_no_shard_hint(at_1: MultiProcessCluster) -> None:
+def test_missing_shard_hint_reads_all(at_1: MultiProcessCluster) -> None:
     assert values(at_1.distribute(Dataset.range(20).shard(1, 0), HINT)) == list(range(20))
 
 
@@ -134,7 +134,7 @@ def test_shard_hint_used_in_wrong_sharding_policy(
         values(dataset)
 
 
-def test_no_shard(at_1: MultiProcessCluster) -> None:
+def test_off_policy_does_not_shard(at_1: MultiProcessCluster) -> None:
     assert values(at_1.distribute(Dataset.range(20), OFF, target_workers="LOCAL")) == list(
         range(20)
     )
@@ -263,7 +263,7 @@ def test_more_workers_than_configured() -> None:
         assert cluster.num_registered_workers() == 1
 
 
-def test_one_worker() -> None:
+def test_single_worker_has_whole_share() -> None:
     with TestCluster(1, worker_addresses=["localhost"], deployment_mode="COLOCATED") as cluster:
         assert values(cluster.distribute(Dataset.range(20), FILE_OR_DATA)) == list(range(20))
 
@@ -276,7 +276,7 @@ def test_read_from_any_worker(policy: ShardingPolicy, names: list[str]) -> None:
         assert sorted(lines(cluster.distribute(dataset, policy))) == records(range(10))
 
 
-def test_a_worker_that_comes_back_at_another_port_has_its_share_again() -> None:
+def test_worker_at_another_port_keeps_its_share() -> None:
     with TestCluster(3, worker_addresses=["localhost"] * 3) as cluster:
         dataset = cluster.distribute(Dataset.range(9), DATA)
         assert sorted(values(dataset)) == list(range(9))

@@ -133,7 +133,7 @@ CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 @pytest.mark.parametrize(("arguments", "kind", "text"), CALLS, ids=lambda value: str(value)[:60])
 @pytest.mark.parametrize("registered", [False, True])
-def test_what_is_refused_when_the_function_is_called(
+def test_invalid_arguments_are_refused_at_call(
     arguments: dict[str, Any], kind: type[Exception], text: str, registered: bool
 ) -> None:
     options = {"processing_mode": OFF, "service": TARGET, **arguments}
@@ -156,7 +156,7 @@ def test_compressions_that_do_not_exist(compression: Any) -> None:
 
 
 @pytest.mark.parametrize("what", [None, [1, 2], "dataset", {"a": 1}])
-def test_what_is_no_dataset(what: Any) -> None:
+def test_non_dataset_is_refused(what: Any) -> None:
     with pytest.raises(TypeError, match=r"wanted a zmqdist\.data\.Dataset, got "):
         distribute(OFF, TARGET)(what)
     with pytest.raises(TypeError, match=r"wanted a zmqdist\.data\.Dataset, got "):
@@ -164,7 +164,7 @@ def test_what_is_no_dataset(what: Any) -> None:
 
 
 @pytest.mark.parametrize("id", [object(), 1.5, ["a"]])
-def test_what_is_no_id(id: Any) -> None:
+def test_non_id_is_refused(id: Any) -> None:
     with pytest.raises(
         ValueError, match=r"`dataset_id` is .*, wants the string that `register_dataset` returns"
     ):
@@ -176,7 +176,7 @@ def test_what_is_no_id(id: Any) -> None:
 
 
 @pytest.mark.parametrize("id", [None, ""])
-def test_a_cache_between_trainers_needs_to_know_who_reads(id: Any) -> None:
+def test_trainer_cache_needs_trainer_id(id: Any) -> None:
     with pytest.raises(ValueError, match=r"cross-trainer cache requires a non-empty trainer ID\."):
         CrossTrainerCache(id)
 
@@ -194,7 +194,7 @@ def test_a_cache_between_trainers_needs_to_know_who_reads(id: Any) -> None:
     ],
     ids=str,
 )
-def test_what_is_right_is_taken(arguments: dict[str, Any]) -> None:
+def test_valid_arguments_are_accepted(arguments: dict[str, Any]) -> None:
     assert callable(distribute(OFF, TARGET, **arguments))
 
 
@@ -231,7 +231,7 @@ def test_services_that_are_none(service: Any, kind: type[Exception], text: str) 
         from_dataset_id(OFF, service, "1000")
 
 
-def test_a_dataset_that_cannot_be_sent(cluster: TestCluster) -> None:
+def test_unserializable_dataset_is_refused(cluster: TestCluster) -> None:
     lock = threading.Lock()
 
     def locked(x: Any) -> Any:
@@ -336,7 +336,7 @@ READS: list[tuple[str, Callable[[TestCluster], Any], type[OpError], str]] = [
 @pytest.mark.parametrize(
     ("make", "kind", "text"), [row[1:] for row in READS], ids=[row[0] for row in READS]
 )
-def test_what_is_found_when_it_is_read(
+def test_arguments_are_refused_at_read(
     cluster: TestCluster, make: Callable[[TestCluster], Dataset], kind: type[OpError], text: str
 ) -> None:
     dataset = make(cluster)
@@ -346,7 +346,7 @@ def test_what_is_found_when_it_is_read(
     assert raised.value.message
 
 
-def test_an_error_of_the_pipeline_keeps_its_class_and_costs_one_element(
+def test_pipeline_error_keeps_class_and_costs_one_element(
     cluster: TestCluster,
 ) -> None:
     def fail(x: Any) -> Any:

@@ -63,9 +63,7 @@ LIES: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", CODECS)
 @pytest.mark.parametrize(("lie", "problem"), LIES.values(), ids=LIES)
-def test_a_lie_about_a_size_is_refused_before_memory_is_taken(
-    lie: Any, problem: str, name: str
-) -> None:
+def test_false_size_is_refused_before_allocation(lie: Any, problem: str, name: str) -> None:
     packed = lie(*small(name))
     tracemalloc.start()
     try:
@@ -76,7 +74,7 @@ def test_a_lie_about_a_size_is_refused_before_memory_is_taken(
         tracemalloc.stop()
 
 
-def test_elements_for_which_there_is_no_memory_are_refused_by_name(
+def test_elements_above_memory_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     packed = compress_batch([np.zeros(2**23)], "SNAPPY")
@@ -87,7 +85,7 @@ def test_elements_for_which_there_is_no_memory_are_refused_by_name(
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_the_largest_ratio_of_each_codec_is_allowed(name: str) -> None:
+def test_codecs_allow_their_largest_ratio(name: str) -> None:
     value = [np.zeros(2**22)]
     assert np.array_equal(
         decompress_batch(compression.compress_batch(value, name), "worker")[0], value[0]

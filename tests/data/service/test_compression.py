@@ -27,7 +27,7 @@ def codec(request: pytest.FixtureRequest) -> Codec:
 
 
 @pytest.mark.parametrize("nbytes", [100, 8192, 524_287, 524_288, 3_000_001])
-def test_what_went_in_comes_out_writable(codec: Codec, nbytes: int) -> None:
+def test_decompressed_bytes_equal_input_and_are_writable(codec: Codec, nbytes: int) -> None:
     source = (b"some words that come again " * (nbytes // 20))[:nbytes]
     packed = codec.compress(source)
     assert packed is not None
@@ -47,11 +47,11 @@ def test_arrays_are_buffers_too(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 1000, len(NOISE)])
-def test_what_does_not_shrink_is_left_alone(codec: Codec, nbytes: int) -> None:
+def test_incompressible_bytes_stay_uncompressed(codec: Codec, nbytes: int) -> None:
     assert codec.compress(NOISE[:nbytes]) is None
 
 
-def test_of_a_large_buffer_that_cannot_shrink_only_samples_are_tried(codec: Codec) -> None:
+def test_large_incompressible_buffer_is_only_sampled(codec: Codec) -> None:
     tried: list[int] = []
 
     def compress_batch(buffer: bytes | memoryview) -> bytes:
@@ -63,7 +63,7 @@ def test_of_a_large_buffer_that_cannot_shrink_only_samples_are_tried(codec: Code
     assert sum(tried) <= len(NOISE) // 16
 
 
-def test_a_bomb_is_the_peers_fault_and_makes_no_more_than_was_told(codec: Codec) -> None:
+def test_decompression_bomb_is_wire_error(codec: Codec) -> None:
     bomb = codec.compress(bytes(50_000_000))
     assert bomb is not None
     tracemalloc.start()
@@ -90,23 +90,21 @@ def test_damaged_data_are_a_wire_error(codec: Codec) -> None:
             codec.decompress(packed + b"and more", len(source))
 
 
-def test_the_fast_one_is_zlib_at_its_first_level() -> None:
+def test_snappy_is_zlib_level_one() -> None:
     codec = codec_of("SNAPPY")
     assert codec is not None
     packed = codec.compress(b"abc" * 1000)
     assert packed == zlib.compress(b"abc" * 1000, 1)
 
 
-def test_no_name_is_no_codec_and_a_wrong_one_is_told() -> None:
+def test_codec_of_none_is_none() -> None:
     assert codec_of(None) is None
     with pytest.raises(ValueError, match=r"one of SNAPPY, ZLIB, GZIP, LZ4, ZSTD\. Got 'zip'"):
         codec_of("zip")
 
 
 @pytest.mark.parametrize("name", list(PACKAGES))
-def test_a_package_that_is_not_installed_is_named(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, PACKAGES[name], None)
     with pytest.raises(
         FailedPreconditionError,

@@ -85,7 +85,7 @@ def test_consumers_read_groups_of_consecutive_elements(workers: int, consumers: 
         read.check()
 
 
-def test_one_program_may_be_all_consumers_by_interleave() -> None:
+def test_program_may_interleave_all_consumers() -> None:
     """tf.data's own way to read all of them; each waits for the others."""
     with TestCluster(num_workers=1) as cluster:
 
@@ -99,7 +99,7 @@ def test_one_program_may_be_all_consumers_by_interleave() -> None:
     assert groups == [[group[0], group[0] + 1, group[0] + 2] for group in groups]
 
 
-def test_a_consumer_that_begins_again_while_the_others_go_on_is_told_so() -> None:
+def test_restarted_consumer_is_refused() -> None:
     with TestCluster(num_workers=1) as cluster, reading(cluster, 3) as read:
         read.read(10)
         with (
@@ -109,7 +109,7 @@ def test_a_consumer_that_begins_again_while_the_others_go_on_is_told_so() -> Non
             again.read()
 
 
-def test_all_batches_of_a_step_are_from_one_bucket() -> None:
+def test_batches_of_step_share_bucket() -> None:
     hosts, replicas = 2, 3
     batch = hosts * replicas
 
@@ -134,7 +134,7 @@ def bucket_of(sequences: Any) -> np.int64:
     return np.int64(min((sequences.shape[1] - 1) // 10, 3))
 
 
-def test_a_finite_dataset_is_refused() -> None:
+def test_finite_dataset_is_refused() -> None:
     finite = Dataset.range(100)
     with (
         TestCluster(num_workers=1) as cluster,
@@ -149,7 +149,7 @@ def test_a_finite_dataset_is_refused() -> None:
         read.read()
 
 
-def test_a_dataset_that_ends_after_all_fails_for_everybody_from_then_on() -> None:
+def test_ending_dataset_fails_all_consumers() -> None:
     ends = Dataset.range(10).filter(lambda x: True)
     with TestCluster(num_workers=1) as cluster, reading(cluster, 2, ends) as read:
         assert read.read(5) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
@@ -190,7 +190,7 @@ def test_added_workers_join_at_the_same_round_for_all(new: int) -> None:
         read.check()
 
 
-def test_a_worker_that_goes_is_left_out_by_all_and_joins_again_when_it_is_back() -> None:
+def test_lost_worker_rejoins_rounds() -> None:
     with TestCluster(num_workers=3) as cluster, reading(cluster, 7) as read:
         read.read_until_zeros(3)
         cluster.stop_worker(1)
@@ -236,7 +236,7 @@ def test_reading_begins_before_there_are_workers() -> None:
         read.check()
 
 
-def test_an_error_of_the_pipeline_comes_to_all_consumers_at_the_same_place_and_stays() -> None:
+def test_pipeline_error_reaches_all_consumers() -> None:
     def fails_at_6(x: Any) -> Any:
         if x == 6:
             raise ValueError("six")

@@ -79,7 +79,7 @@ def test_trainers_may_read_by_id(cluster: TestCluster) -> None:
         assert first(one, 10) == first(two, 10) == list(range(10))
 
 
-def test_without_compression(cluster: TestCluster) -> None:
+def test_cache_without_compression(cluster: TestCluster) -> None:
     with opened(*(shared(cluster, trainer=trainer, compression=None) for trainer in "ab")) as (
         one,
         two,
@@ -93,14 +93,14 @@ def test_jobs_of_different_names_have_caches_of_their_own(cluster: TestCluster) 
         assert first(one, 10) == first(two, 10) == list(range(10))
 
 
-def test_without_a_cache_each_element_goes_to_one_reader(cluster: TestCluster) -> None:
+def test_elements_without_cache_go_to_one_reader(cluster: TestCluster) -> None:
     with opened(cluster.distribute(ENDLESS, job_name="job")) as (one,):
         assert first(one, 10) == list(range(10))
         with opened(cluster.distribute(ENDLESS, job_name="job")) as (two,):
             assert first(two, 1)[0] >= 10
 
 
-def test_no_trainer_gets_an_element_twice(cluster: TestCluster) -> None:
+def test_trainer_gets_element_once(cluster: TestCluster) -> None:
     with opened(shared(cluster)) as (one,):
         assert first(one, 10) == list(range(10))
         with opened(shared(cluster)) as (two,):
@@ -118,7 +118,7 @@ def test_many_trainers_in_step_read_the_same_from_a_small_window() -> None:
             assert [int(next(each)[0]) for each in readers] == [step] * 20
 
 
-def test_a_slow_trainer_misses_elements() -> None:
+def test_slow_trainer_misses_elements() -> None:
     with small(500) as cluster:
         with opened(shared(cluster)) as (fast,):
             assert first(fast, 200) == list(range(200))
@@ -128,7 +128,7 @@ def test_a_slow_trainer_misses_elements() -> None:
         assert seen == sorted(set(seen))
 
 
-def test_a_small_cache_serves_many_trainers() -> None:
+def test_small_cache_serves_many_trainers() -> None:
     with (
         small(500) as cluster,
         opened(*(shared(cluster, trainer=f"Trainer {n}") for n in range(8))) as readers,
@@ -144,7 +144,7 @@ def test_trainers_see_the_same_order_of_a_shuffled_dataset(cluster: TestCluster)
         assert first(one, 10) == first(two, 10)
 
 
-def test_each_worker_has_a_window_of_what_it_was_dealt() -> None:
+def test_workers_have_windows_of_their_splits() -> None:
     with TestCluster(num_workers=2) as cluster:
         reads = [
             shared(cluster, trainer=trainer, processing_mode=ShardingPolicy.DYNAMIC)
@@ -169,17 +169,17 @@ def fails(dataset: Dataset, text: str) -> None:
         next(iterator)
 
 
-def test_the_job_must_have_a_name(cluster: TestCluster) -> None:
+def test_cache_needs_named_job(cluster: TestCluster) -> None:
     read = shared(cluster, job_name=None)
     fails(read, r"Cross-trainer caching requires named jobs. Got empty `job_name`.")
 
 
 @pytest.mark.parametrize("count", [0, 10])
-def test_the_dataset_must_be_infinite(cluster: TestCluster, count: int) -> None:
+def test_cache_needs_infinite_dataset(cluster: TestCluster, count: int) -> None:
     fails(shared(cluster, Dataset.range(count)), "requires the input dataset to be infinite.")
 
 
-def test_a_dataset_of_unknown_length_is_read_until_it_ends(cluster: TestCluster) -> None:
+def test_dataset_of_unknown_length_is_read_to_its_end(cluster: TestCluster) -> None:
     read = shared(cluster, Dataset.range(10).filter(lambda x: True))
     with opened(read) as (iterator,):
         assert first(iterator, 10) == list(range(10))
@@ -189,7 +189,7 @@ def test_a_dataset_of_unknown_length_is_read_until_it_ends(cluster: TestCluster)
             next(iterator)
 
 
-def test_a_dataset_is_not_read_again_and_again(cluster: TestCluster) -> None:
+def test_cache_refuses_second_pass(cluster: TestCluster) -> None:
     read = shared(cluster)
     for _ in range(2):
         with opened(read) as (iterator,):
@@ -213,12 +213,12 @@ def test_readers_of_a_job_agree_whether_there_is_a_cache(cluster: TestCluster) -
 
 
 @pytest.mark.parametrize("trainer", ["", None])
-def test_a_trainer_has_a_name(trainer: Any) -> None:
+def test_trainer_needs_name(trainer: Any) -> None:
     with pytest.raises(ValueError, match=r"cross-trainer cache requires a non-empty trainer ID."):
         CrossTrainerCache(trainer)
 
 
-def test_a_worker_that_was_started_again_begins_a_new_window() -> None:
+def test_restarted_worker_begins_new_window() -> None:
     # The iteration of a worker that is away for longer than `worker_timeout_ms` ends: here it
     # waits.
     with (
@@ -232,7 +232,7 @@ def test_a_worker_that_was_started_again_begins_a_new_window() -> None:
         assert first(iterator, 100) == list(range(1, 101))
 
 
-def test_a_dispatcher_that_was_started_again_changes_nothing(cluster: TestCluster) -> None:
+def test_restarted_dispatcher_keeps_cache(cluster: TestCluster) -> None:
     with opened(shared(cluster)) as (iterator,):
         assert first(iterator, 100) == list(range(100))
         cluster.restart_dispatcher()

@@ -41,7 +41,7 @@ def read(cluster: TestCluster, id: Any, **options: Any) -> list[Any]:
 # -- ids -------------------------------------------------------------------------------------------
 
 
-def test_from_dataset_id(one: TestCluster) -> None:
+def test_dataset_id_is_read(one: TestCluster) -> None:
     assert read(one, register_dataset(one.target, Dataset.range(10))) == TEN
 
 
@@ -59,7 +59,7 @@ def test_explicit_protocol_from_dataset_id(one: TestCluster) -> None:
     assert values(from_dataset_id(OFF, service, id)) == TEN
 
 
-def test_from_dataset_id_shared_jobs(one: TestCluster) -> None:
+def test_dataset_id_with_shared_jobs(one: TestCluster) -> None:
     with TestCluster(2) as cluster:
         datasets = [Dataset.range(20), Dataset.from_tensor_slices(np.arange(20, 40))]
         ids = [
@@ -77,7 +77,7 @@ def test_from_dataset_id_shared_jobs(one: TestCluster) -> None:
         assert sorted(values(together)) == list(range(40))
 
 
-def test_from_dataset_id_multiple_components(one: TestCluster) -> None:
+def test_dataset_id_with_several_components(one: TestCluster) -> None:
     dataset = Dataset.range(10)
     dataset = Dataset.zip({"a": (dataset, dataset), "b": dataset})
     found = from_dataset_id(OFF, one.target, register_dataset(one.target, dataset))
@@ -87,14 +87,14 @@ def test_from_dataset_id_multiple_components(one: TestCluster) -> None:
     ]
 
 
-def test_from_dataset_id_wrong_element_spec(one: TestCluster) -> None:
+def test_dataset_id_with_wrong_element_spec(one: TestCluster) -> None:
     id = register_dataset(one.target, Dataset.range(10))
     wrong = from_dataset_id(OFF, one.target, id, element_spec=zd.TensorSpec([], np.dtype(bool)))
     with pytest.raises(InvalidArgumentError, match="bool"):
         list(wrong)
 
 
-def test_from_dataset_id_not_registered(one: TestCluster) -> None:
+def test_dataset_id_not_registered(one: TestCluster) -> None:
     spec = zd.TensorSpec([], np.int64)
     with pytest.raises(NotFoundError, match=r"Dataset id nobody not found\. It must be registered"):
         from_dataset_id(OFF, one.target, "nobody", element_spec=spec)
@@ -114,12 +114,12 @@ def test_register_with_explicit_dataset_id(one: TestCluster) -> None:
     assert [read(one, id), read(one, "explicit")] == [TEN, TEN]
 
 
-def test_from_registered_string_dataset_id(one: TestCluster) -> None:
+def test_dataset_id_as_string(one: TestCluster) -> None:
     register_dataset(one.target, Dataset.range(10), dataset_id="literal")
     assert read(one, "literal") == TEN
 
 
-def test_an_id_is_not_a_path(one: TestCluster) -> None:
+def test_dataset_id_is_no_path(one: TestCluster) -> None:
     id = register_dataset(one.target, Dataset.range(10), dataset_id="../up/../../and away")
     assert read(one, id) == TEN
 
@@ -167,7 +167,7 @@ def test_datasets_of_one_id_agree_in_all_that_is_known_of_them(
         other(one.target)
 
 
-def test_what_was_found_out_about_a_dataset_does_not_make_it_another() -> None:
+def test_inferred_spec_keeps_fingerprint() -> None:
     with TestCluster(1) as cluster:
         dataset = Dataset.range(10).map(lambda x: x)
         register_dataset(cluster.target, dataset, dataset_id="id")
@@ -176,7 +176,7 @@ def test_what_was_found_out_about_a_dataset_does_not_make_it_another() -> None:
         assert values(dataset.apply(distribute(OFF, cluster.target, job_name="job"))) == TEN
 
 
-def test_another_pipeline_under_the_same_id_is_kept_out_replaces_or_fails(one: TestCluster) -> None:
+def test_id_conflict_keeps_replaces_or_fails(one: TestCluster) -> None:
     def register(add: int, **options: Any) -> str:
         return register_dataset(
             one.target, Dataset.range(2).map(lambda x: x + add), dataset_id="code", **options

@@ -33,9 +33,7 @@ def leave(cluster: TestCluster, index: int) -> threading.Thread:
 
 
 @pytest.mark.parametrize("batch", [1, 7])
-def test_what_a_leaving_worker_has_begun_is_read_and_what_it_has_not_goes_to_others(
-    cluster: TestCluster, batch: int
-) -> None:
+def test_leaving_worker_hands_back_unstarted_positions(cluster: TestCluster, batch: int) -> None:
     dataset = Dataset.range(LONG).map(lambda x: x)
     if batch > 1:
         dataset = dataset.batch(batch).prefetch(2)
@@ -49,7 +47,7 @@ def test_what_a_leaving_worker_has_begun_is_read_and_what_it_has_not_goes_to_oth
     until(lambda: cluster.num_registered_workers() == 1)
 
 
-def test_the_only_worker_leaves_and_another_goes_on(cluster: TestCluster) -> None:
+def test_successor_continues_for_only_worker(cluster: TestCluster) -> None:
     cluster.stop_worker(1)
     iterator = iter(cluster.distribute(Dataset.range(LONG), DYNAMIC))
     found = [int(next(iterator)) for _ in range(10)]
@@ -64,7 +62,7 @@ def test_the_only_worker_leaves_and_another_goes_on(cluster: TestCluster) -> Non
     assert sorted(found) == list(range(LONG))
 
 
-def test_an_endless_task_ends_for_a_worker_that_leaves(cluster: TestCluster) -> None:
+def test_endless_task_ends_with_leaving_worker(cluster: TestCluster) -> None:
     iterator = iter(cluster.distribute(Dataset.range(10).repeat(), DYNAMIC))
     next(iterator)
     leaving = leave(cluster, 0)
@@ -76,12 +74,12 @@ def test_an_endless_task_ends_for_a_worker_that_leaves(cluster: TestCluster) -> 
     iterator.close()
 
 
-def test_a_worker_without_tasks_leaves_at_once_and_gets_no_new_ones(cluster: TestCluster) -> None:
+def test_idle_worker_leaves_at_once(cluster: TestCluster) -> None:
     leave(cluster, 0).join()
     assert [int(each) for each in cluster.distribute(Dataset.range(10))] == list(range(10))
 
 
-def test_a_grace_that_is_too_short_costs_what_was_not_read(cluster: TestCluster) -> None:
+def test_short_grace_costs_unread_elements(cluster: TestCluster) -> None:
     iterator = iter(cluster.distribute(Dataset.range(LONG), DYNAMIC))
     found = [int(next(iterator)) for _ in range(10)]
     cluster.workers[0].stop(0.01)
@@ -127,7 +125,7 @@ def test_sigterm_drains_a_worker_process() -> None:
         assert Counter(found) == Counter(range(LONG))
 
 
-def test_what_is_handed_back_twice_is_given_out_once(cluster: TestCluster) -> None:
+def test_positions_handed_back_twice_are_given_once(cluster: TestCluster) -> None:
     from zmqdist.data.service.dispatcher.machine import events as ev
     from zmqdist.data.service.dispatcher.machine.machine import DataDispatcherMachine
     from zmqdist.data.service.dispatcher.machine.records import Terms
@@ -149,7 +147,7 @@ def test_what_is_handed_back_twice_is_given_out_once(cluster: TestCluster) -> No
     assert ask(ev.SplitsRequest("t", 5, 4000, 7, 0, 14, 0, 10)) == (10, 10)
 
 
-def test_a_report_says_which_data_tasks_others_read_on(cluster: TestCluster) -> None:
+def test_drain_report_names_moving_tasks(cluster: TestCluster) -> None:
     readers = [
         iter(cluster.distribute(Dataset.range(LONG), mode, job_name=name))
         for name, mode in (("moves", DYNAMIC), ("whole", ShardingPolicy.OFF))
@@ -170,7 +168,7 @@ def test_a_report_says_which_data_tasks_others_read_on(cluster: TestCluster) -> 
     ]
 
 
-def test_a_share_that_belongs_to_one_worker_refuses_its_drain_by_the_name_of_its_job() -> None:
+def test_static_share_refuses_drain() -> None:
     with TestCluster(1, worker_addresses=["localhost:%port%"]) as cluster:
         reader = iter(
             cluster.distribute(Dataset.range(LONG), ShardingPolicy.DATA, job_name="shared")

@@ -72,9 +72,7 @@ def thread_of_a_dropped_reader(service: Service, reading: str, cause: str) -> th
 
 @pytest.mark.parametrize("cause", CAUSES)
 @pytest.mark.parametrize("reading", READINGS)
-def test_a_reader_ends_when_its_iterator_is_dropped(
-    service: Service, reading: str, cause: str
-) -> None:
+def test_dropped_iterator_ends_reader(service: Service, reading: str, cause: str) -> None:
     thread = thread_of_a_dropped_reader(service, reading, cause)
     gc.collect()
     thread.join(PATIENCE_S)

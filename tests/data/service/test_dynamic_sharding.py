@@ -203,7 +203,7 @@ def test_pairs_of_single_positions_are_read_in_portions(
 
 
 @pytest.mark.parametrize("pairs", COUNTED)
-def test_other_pairs_are_not_read_in_portions(two: TestCluster, pairs: Dataset) -> None:
+def test_zip_of_unequal_sources_has_no_portions(two: TestCluster, pairs: Dataset) -> None:
     with pytest.raises(
         UnimplementedError, match=r"^(zip|enumerate)\(\).*put it behind distribute\(\)"
     ):
@@ -279,7 +279,7 @@ def test_distributed_dataset(two: TestCluster) -> None:
         list(dealt(two, below.map(lambda x: x + 1)))
 
 
-def test_a_generator_cannot_be_dealt_out(two: TestCluster) -> None:
+def test_generator_cannot_be_split(two: TestCluster) -> None:
     dataset = Dataset.from_generator(lambda: iter(range(3)), output_types=np.int64)
     with pytest.raises(UnimplementedError, match="generator"):
         list(dealt(two, dataset))

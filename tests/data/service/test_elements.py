@@ -101,18 +101,18 @@ EDGES: list[list[Any]] = [
 ]  # fmt: skip
 
 
-def test_a_batch_at_the_edge_comes_back_type_for_type() -> None:
+def test_edge_batch_keeps_types() -> None:
     for elements in EDGES:
         assert same(elements, travel(elements)), str(elements)[:200]
 
 
-def test_a_namedtuple_arrives_as_a_generic_one_with_its_name_and_fields() -> None:
+def test_namedtuple_keeps_name_and_fields() -> None:
     (one,) = travel([Point(np.int64(1), "a")])
     assert (type(one).__name__, one._fields) == ("Point", ("x", "y"))
     assert type(one) is not Point
 
 
-def test_python_values_that_are_no_leaves_become_such_or_are_refused() -> None:
+def test_python_values_become_leaves_or_are_refused() -> None:
     assert same(travel([[1, 2], (3.0,), "a"]), [np.array([1, 2]), (np.float64(3),), "a"])
     for wrong in (None, object(), np.array([None]), {"a": (None,)}):
         with pytest.raises(InvalidArgumentError):
@@ -138,7 +138,7 @@ def test_many_small_elements_are_one_array_for_each_leaf() -> None:
     assert value["row"][1].dtype == ">f4"
 
 
-def test_a_large_array_is_not_copied() -> None:
+def test_large_array_is_not_copied() -> None:
     large = [np.zeros(ROW_BYTES_MAX + 1, "u1") for _ in range(3)]
     value = pack([(np.int64(0), array) for array in large])
     assert all(entry is array for entry, array in zip(value[1][1:], large, strict=True))
@@ -160,7 +160,7 @@ def test_received_arrays_are_writable_and_of_their_own(shape: tuple[int, ...]) -
     assert all((array == i).all() for i, array in enumerate(sent))
 
 
-def test_one_row_keeps_no_column() -> None:
+def test_row_keeps_no_column() -> None:
     row = travel([np.zeros(100) for _ in range(50)])[7]
     while isinstance(row.base, np.ndarray):
         row = row.base
@@ -168,7 +168,7 @@ def test_one_row_keeps_no_column() -> None:
     assert row.nbytes == 800
 
 
-def test_a_large_frozen_array_stays_frozen_and_a_row_of_a_column_is_writable() -> None:
+def test_large_frozen_array_stays_frozen() -> None:
     (large,) = travel([zd.freeze(np.zeros(2**20))])
     small, _ = travel([zd.freeze(np.zeros(4)), np.zeros(4)])
     assert not large.flags.writeable
@@ -199,14 +199,14 @@ def refusal_of(value: Any) -> str:
         return str(error)
 
 
-def test_a_malformed_value_is_an_error_that_names_the_peer() -> None:
+def test_malformed_value_is_error_of_peer() -> None:
     for value in MALFORMED:
         assert "peer worker:3: not elements of a pipeline" in refusal_of(value), repr(value)
 
 
 @slow_ok
 @given(values)
-def test_any_value_gives_elements_or_a_wire_error(value: Any) -> None:
+def test_arbitrary_value_gives_elements_or_wire_error(value: Any) -> None:
     for wrapped in (value, [EACH, value], ([EACH, "a"], value), [ROWS, value], [SCALARS, value]):
         try:
             elements = unpack(wrapped, "peer")
@@ -226,7 +226,7 @@ def test_nesting_without_end_is_a_wire_error() -> None:
 # -- weight and spec -------------------------------------------------------------------------------
 
 
-def test_the_weight_of_an_element_is_about_its_memory() -> None:
+def test_element_weight_is_its_memory() -> None:
     assert weigh(np.int64(1)) < 100
     assert weigh(np.zeros(1000)) == pytest.approx(8000, rel=0.05)
     assert weigh((np.zeros(1000), {"a": "x" * 1000, "b": b"y" * 1000})) == pytest.approx(
@@ -249,7 +249,7 @@ def test_the_weight_of_an_element_is_about_its_memory() -> None:
     ],
     ids=["texts", "arrays without elements", "numbers of NumPy", "arrays"],
 )
-def test_the_codec_takes_what_weighs_seven_mebibytes(make: Callable[[], list[Any]]) -> None:
+def test_safe_codec_takes_seven_mebibytes(make: Callable[[], list[Any]]) -> None:
     elements = make()
     assert 6.5 * 2**20 < sum(map(weigh, elements)) < 7.2 * 2**20
     assert len(travel(elements)) == len(elements)
@@ -287,7 +287,7 @@ def test_elements_that_fit_their_spec_pass() -> None:
     ],
     ids=["shape", "dtype", "scalar", "keys", "structure"],
 )
-def test_each_element_is_compared_with_the_spec(late: Any) -> None:
+def test_elements_are_compared_with_spec(late: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="element"):
         check_spec([fitting(), fitting(), late], SPEC)
 
@@ -316,12 +316,12 @@ def test_each_element_is_compared_with_the_spec(late: Any) -> None:
                                 r"\['image', 'at', 'more'\]")),
     ],
 )  # fmt: skip
-def test_the_first_leaf_that_does_not_fit_is_named(change: dict[str, Any], told: str) -> None:
+def test_first_wrong_leaf_is_named(change: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidArgumentError, match=told):
         check_spec([fitting() | change], SPEC)
 
 
-def test_an_array_in_place_of_a_dataset_is_named() -> None:
+def test_array_in_place_of_dataset_is_named() -> None:
     with pytest.raises(
         InvalidArgumentError, match=r"element\[0\]: expected a dataset, given ndarray"
     ):
@@ -330,9 +330,7 @@ def test_an_array_in_place_of_a_dataset_is_named() -> None:
 
 @pytest.mark.parametrize("codec", ["", "LZ4"])
 @pytest.mark.parametrize(("count", "nbytes"), [(300, 60_000), (1_100, 70_000), (40_000, 80)])
-def test_a_wide_element_is_sent_whatever_the_number_and_size_of_its_arrays(
-    count: int, nbytes: int, codec: str
-) -> None:
+def test_wide_element_is_sent(count: int, nbytes: int, codec: str) -> None:
     element = {f"c{number}": np.full(nbytes // 8, number) for number in range(count)}
     body, frames = safe.encode(compress_batch(pack([element]), codec))
     value = decompress_batch(safe.decode(body, [bytearray(frame) for frame in frames], "p"), "p")

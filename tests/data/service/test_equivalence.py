@@ -21,5 +21,5 @@ def services() -> Iterator[Services]:
         yield services
 
 
-def test_the_service_gives_the_elements_of_a_plain_run(services: Services, seed: int) -> None:
+def test_service_gives_elements_of_plain_run(services: Services, seed: int) -> None:
     check_equivalence(seed, services)

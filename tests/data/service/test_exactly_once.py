@@ -47,7 +47,7 @@ def cluster() -> Iterator[TestCluster]:
     ],
     ids=["range", "empty", "few are left", "many of one", "repeat", "nothing is left", "arrays"],
 )
-def test_each_element_comes_once(cluster: TestCluster, dataset: Dataset) -> None:
+def test_elements_come_once(cluster: TestCluster, dataset: Dataset) -> None:
     assert sorted(values(cluster.distribute(dataset, **ONCE))) == sorted(values(dataset))
 
 
@@ -65,12 +65,12 @@ def test_readers_of_one_job_share_its_elements(cluster: TestCluster) -> None:
     assert sorted(read + [int(x) for x in second]) == list(range(20_000))
 
 
-def test_each_pass_is_an_iteration_of_its_own(cluster: TestCluster) -> None:
+def test_passes_are_iterations(cluster: TestCluster) -> None:
     dataset = cluster.distribute(Dataset.range(100), **ONCE)
     assert sorted(values(dataset)) == sorted(values(dataset)) == list(range(100))
 
 
-def test_an_error_is_raised_once_and_the_rest_comes(cluster: TestCluster) -> None:
+def test_error_costs_one_element(cluster: TestCluster) -> None:
     def checked(x: Any) -> Any:
         if x in (17, 99):
             raise ValueError(f"not {x}")
@@ -89,7 +89,7 @@ def test_an_error_is_raised_once_and_the_rest_comes(cluster: TestCluster) -> Non
     assert sorted(errors) == ["ValueError: not 17", "ValueError: not 99"]
 
 
-def test_a_worker_that_leaves_takes_nothing_with_it(cluster: TestCluster) -> None:
+def test_leaving_worker_loses_no_element(cluster: TestCluster) -> None:
     iterator = iter(cluster.distribute(Dataset.range(COUNT), **ONCE))
     read = [int(next(iterator)) for _ in range(3000)]
     cluster.stop_worker(0)
@@ -98,7 +98,7 @@ def test_a_worker_that_leaves_takes_nothing_with_it(cluster: TestCluster) -> Non
     assert sorted(read + [int(x) for x in iterator]) == list(range(COUNT))
 
 
-def test_a_worker_that_is_drained_does_not_wait_for_its_readers(cluster: TestCluster) -> None:
+def test_drained_worker_does_not_wait_for_readers(cluster: TestCluster) -> None:
     iterator = iter(cluster.distribute(Dataset.range(COUNT), **ONCE))
     read = [int(next(iterator)) for _ in range(3000)]
     cluster.workers[0].stop(grace_s=20.0)
@@ -139,7 +139,7 @@ def acknowledged(cluster: TestCluster) -> bool:
     return any(each.portions_done or each.elements_acknowledged for each in iterations)
 
 
-def test_what_a_killed_reader_had_not_done_goes_to_another() -> None:
+def test_portions_of_killed_reader_go_to_another() -> None:
     with TestCluster(
         2, fault_tolerant_mode=False, client_timeout_ms=3000, job_gc_check_interval_ms=100
     ) as cluster:
@@ -160,7 +160,7 @@ def test_what_a_killed_reader_had_not_done_goes_to_another() -> None:
         assert len(rest) < COUNT, "what was acknowledged came again"
 
 
-def test_a_reader_that_is_closed_has_had_what_it_was_given(cluster: TestCluster) -> None:
+def test_closed_reader_acknowledges_its_elements(cluster: TestCluster) -> None:
     dataset = Dataset.range(5000)
     with iter(cluster.distribute(dataset, **ONCE, job_name="job")) as first:
         read = [int(next(first)) for _ in range(777)]
@@ -168,7 +168,7 @@ def test_a_reader_that_is_closed_has_had_what_it_was_given(cluster: TestCluster)
     assert sorted(read + rest) == list(range(5000))
 
 
-def test_a_dispatcher_that_is_started_again_has_lost_nothing() -> None:
+def test_restarted_dispatcher_loses_nothing() -> None:
     with TestCluster(2) as cluster:
         iterator = iter(cluster.distribute(Dataset.range(COUNT), **ONCE))
         read = [int(next(iterator)) for _ in range(2000)]
@@ -204,14 +204,14 @@ def test_a_dispatcher_that_is_started_again_has_lost_nothing() -> None:
         ),
     ],
 )
-def test_mistakes_are_told_when_distribute_is_called(
+def test_mistakes_are_errors_of_distribute(
     arguments: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
         distribute(**{"processing_mode": DYNAMIC, "service": "localhost:1", **arguments})
 
 
-def test_what_cannot_be_cut_is_told_before_anything_is_sent() -> None:
+def test_uncuttable_pipeline_is_refused_before_registration() -> None:
     with pytest.raises(UnimplementedError, match=r"shuffle.*put it behind distribute\(\)"):
         Dataset.range(10).shuffle(5).apply(
             distribute(DYNAMIC, "localhost:1", delivery="exactly_once")

@@ -73,7 +73,7 @@ def ask(runner: Runner, number: int, answer: Answer) -> Answer:
 
 
 @pytest.mark.parametrize("start", [first_come, portions, rounds, shared])
-def test_a_reply_that_cannot_be_made_fails_its_request_and_no_other(
+def test_impossible_reply_fails_only_its_request(
     start: Callable[[], Runner], caplog: pytest.LogCaptureFixture
 ) -> None:
     with closing(start()) as runner:
@@ -95,7 +95,7 @@ def test_a_reply_that_cannot_be_made_fails_its_request_and_no_other(
         (rounds, RoundsMachine, "serve"),
     ],
 )
-def test_a_machine_that_raises_fails_the_request_that_waits_and_no_other(
+def test_raising_machine_fails_only_waiting_request(
     start: Callable[[], Runner], machine: type, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     works = getattr(machine, method)
@@ -123,7 +123,7 @@ class Stopped(Answer):
 
 
 @pytest.mark.parametrize("kind", [FirstComeRunner, PortionsRunner, RoundsRunner])
-def test_a_reader_that_stops_while_its_request_waits_does_not_hold_up_the_others(
+def test_stopped_reader_does_not_delay_others(
     kind: type,
 ) -> None:
     """Elements are made while both requests wait, so the loop of the reader that has stopped is the
@@ -155,7 +155,7 @@ def test_a_reader_that_stops_while_its_request_waits_does_not_hold_up_the_others
         assert len(answer.result()) == 1
 
 
-def test_a_task_that_cannot_begin_fails_the_request_of_a_reader_in_its_process(
+def test_task_that_cannot_begin_fails_local_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def spoiled(*args: Any) -> Runner:

@@ -144,9 +144,7 @@ def behind_the_gate(x: int) -> int:
     return x
 
 
-def test_no_share_is_missing_when_a_worker_is_started_again_with_the_dispatcher_whoever_is_there_first() -> (
-    None
-):
+def test_restart_of_worker_and_dispatcher_keeps_shares() -> None:
     """If the new one is, the dispatcher gives it the number that the other had."""
     GATE.clear()
     with TestCluster(num_workers=2) as cluster:
@@ -249,7 +247,7 @@ def test_distribute_large_graph_then_register_worker(work_dir: str | None) -> No
 # -- what a restart without a journal means --------------------------------------------------------
 
 
-def test_a_dispatcher_that_lost_its_state_is_told_of_and_its_workers_come_back() -> None:
+def test_readers_learn_of_lost_state() -> None:
     with TestCluster(num_workers=1, fault_tolerant_mode=False) as cluster:
         iterator = iter(cluster.distribute(Dataset.range(2**40)))
         assert take(iterator, 3) == [0, 1, 2]
@@ -268,7 +266,7 @@ def test_a_dispatcher_that_lost_its_state_is_told_of_and_its_workers_come_back()
 # -- numbers, names and what has ended -------------------------------------------------------------
 
 
-def test_numbers_grow_over_restarts_and_what_has_ended_stays_ended(cluster: TestCluster) -> None:
+def test_numbers_grow_over_restarts(cluster: TestCluster) -> None:
     def ids() -> tuple[int, ...]:
         return astuple(cluster.dispatcher.data_snapshot().next_numbers)
 
@@ -300,7 +298,7 @@ def test_killed_dispatchers_lose_nothing_and_give_nothing_twice() -> None:
         assert sorted(found) == list(range(count))
 
 
-def test_a_second_dispatcher_in_the_same_folder_is_refused_and_the_first_goes_on(
+def test_second_dispatcher_in_folder_is_refused(
     cluster: TestCluster,
 ) -> None:
     config = DispatcherConfig(work_dir=cluster.work_dir, fault_tolerant_mode=True)
@@ -309,7 +307,7 @@ def test_a_second_dispatcher_in_the_same_folder_is_refused_and_the_first_goes_on
     assert values(cluster.distribute(Dataset.range(10))) == list(range(10))
 
 
-def test_a_damaged_journal_is_told_and_left_as_it_is(tmp_path: Any) -> None:
+def test_damaged_journal_prevents_start(tmp_path: Any) -> None:
     with TestCluster(num_workers=1, work_dir=str(tmp_path)) as cluster:
         assert values(cluster.distribute(Dataset.range(10))) == list(range(10))
     path = tmp_path / "journal.sqlite"
@@ -327,9 +325,7 @@ def test_a_damaged_journal_is_told_and_left_as_it_is(tmp_path: Any) -> None:
         (encode(ReleaseClient(9)), "does not fit the records before it"),
     ],
 )
-def test_a_journal_that_holds_what_nobody_understands_is_told(
-    tmp_path: Any, record: bytes, text: str
-) -> None:
+def test_unknown_record_prevents_start(tmp_path: Any, record: bytes, text: str) -> None:
 
     done = threading.Event()
     journal = Journal(str(tmp_path))
@@ -343,7 +339,7 @@ def test_a_journal_that_holds_what_nobody_understands_is_told(
 # -- a disk that is full ---------------------------------------------------------------------------
 
 
-def test_what_the_journal_cannot_take_is_refused_and_nothing_acknowledged_is_lost(
+def test_full_journal_refuses_requests(
     cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from zmqdist.errors import ResourceExhaustedError
@@ -367,7 +363,7 @@ def test_what_the_journal_cannot_take_is_refused_and_nothing_acknowledged_is_los
     assert all(each.finished for each in kept.iterations)
 
 
-def test_a_reader_hears_that_the_disk_of_its_dispatcher_is_full(
+def test_reader_logs_full_disk_of_dispatcher(
     cluster: TestCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("zmqdist.data.service.reader.runtime.WAIT_LOG_S", 0.1)
@@ -395,7 +391,7 @@ def test_a_reader_hears_that_the_disk_of_its_dispatcher_is_full(
     )
 
 
-def test_a_journal_that_can_be_neither_written_nor_read_is_waited_for(
+def test_unreadable_journal_is_awaited(
     cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing may be decided from changes that were lost: a later start would stumble over what

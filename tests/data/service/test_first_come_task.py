@@ -23,7 +23,7 @@ def ask(runner: FirstComeRunner) -> Answer:
     return answer
 
 
-def test_a_task_that_was_stopped_gives_nothing_that_it_made_afterwards() -> None:
+def test_stopped_task_gives_no_later_element() -> None:
     """Else its reader gets an element from behind a gap."""
     making, go = threading.Event(), threading.Event()
     finished = threading.Event()

@@ -19,12 +19,12 @@ def cluster_of(addresses: list[str], count: int, **options: Any) -> TestCluster:
     return TestCluster(count, worker_addresses=addresses, deployment_mode=None, **options)
 
 
-def test_the_shares_of_all_workers_make_the_whole_once() -> None:
+def test_shares_cover_dataset_once() -> None:
     with cluster_of(["localhost"] * 3, 3) as cluster:
         assert sorted(values(cluster.distribute(Dataset.range(20), DATA))) == list(range(20))
 
 
-def test_a_share_is_by_the_place_in_the_list_not_by_the_order_of_coming() -> None:
+def test_share_follows_index_in_list() -> None:
     ports = [free_port() for _ in range(2)]
     with cluster_of([f"localhost:{port}" for port in ports], 0) as cluster:
         cluster.add_worker(port=ports[1])
@@ -35,14 +35,14 @@ def test_a_share_is_by_the_place_in_the_list_not_by_the_order_of_coming() -> Non
 
 
 @pytest.mark.parametrize("addresses", [["localhost:worker"], ["elsewhere"], ["localhost:1"]])
-def test_a_worker_that_is_not_in_the_list_cannot_be_made(addresses: list[str]) -> None:
+def test_unlisted_worker_is_refused(addresses: list[str]) -> None:
     with cluster_of(addresses, 0) as cluster:
         with pytest.raises(RuntimeError, match="The worker's address is not configured"):
             cluster.add_worker()
         assert cluster.num_registered_workers() == 0
 
 
-def test_a_worker_too_many_cannot_be_made_and_one_that_goes_makes_room() -> None:
+def test_surplus_worker_waits_for_room() -> None:
     with cluster_of(["localhost"], 1) as cluster:
         with pytest.raises(
             RuntimeError, match="other workers are already running at the configured host"
@@ -52,7 +52,7 @@ def test_a_worker_too_many_cannot_be_made_and_one_that_goes_makes_room() -> None
         assert values(cluster.distribute(Dataset.range(5), DATA)) == list(range(5))
 
 
-def test_without_a_list_there_are_no_shares() -> None:
+def test_static_share_needs_list() -> None:
     with (
         cluster_of([], 1) as cluster,
         pytest.raises(NotFoundError, match="is not in the workers list"),

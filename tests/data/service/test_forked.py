@@ -62,9 +62,7 @@ def asks(iterator: Iterator[Any]) -> Callable[[], int]:
 
 
 @pytest.mark.parametrize("options", KINDS)
-def test_a_forked_child_cannot_read_on_and_the_parent_misses_nothing(
-    cluster: TestCluster, options: Any
-) -> None:
+def test_forked_child_cannot_continue_reader(cluster: TestCluster, options: Any) -> None:
     iterator = iter(cluster.distribute(Dataset.range(10_000), ShardingPolicy.DYNAMIC, **options))
     first = int(next(iterator))
     assert in_child(asks(iterator)) == 2
@@ -72,9 +70,7 @@ def test_a_forked_child_cannot_read_on_and_the_parent_misses_nothing(
 
 
 @pytest.mark.parametrize("options", KINDS)
-def test_a_forked_child_drops_an_iterator_at_once_and_the_parent_reads_on(
-    cluster: TestCluster, options: Any
-) -> None:
+def test_forked_child_drops_iterator_at_once(cluster: TestCluster, options: Any) -> None:
     iterator: Any = iter(
         cluster.distribute(Dataset.range(10_000), ShardingPolicy.DYNAMIC, **options)
     )
@@ -89,14 +85,14 @@ def test_a_forked_child_drops_an_iterator_at_once_and_the_parent_reads_on(
     assert [first, *map(int, iterator)] == list(range(10_000))
 
 
-def test_a_forked_child_can_make_an_iterator_of_its_own(cluster: TestCluster) -> None:
+def test_forked_child_has_own_iterator(cluster: TestCluster) -> None:
     dataset = cluster.distribute(Dataset.range(10), ShardingPolicy.DYNAMIC)
     with iter(dataset) as iterator:
         next(iterator)
         assert in_child(lambda: len(values(dataset))) == 10
 
 
-def test_a_forked_child_has_no_thread_that_prefetches() -> None:
+def test_forked_child_has_no_prefetch_thread() -> None:
     with iter(Dataset.range(10_000).prefetch(2)) as iterator:
         assert int(next(iterator)) == 0
 

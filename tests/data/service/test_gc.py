@@ -75,7 +75,7 @@ def test_dont_gc_jobs_with_visitation_guarantees(cluster: TestCluster) -> None:
     assert cluster.num_tasks_on_workers() == 1
 
 
-def test_what_nobody_else_can_join_ends_with_its_reader() -> None:
+def test_anonymous_iteration_ends_with_reader() -> None:
     with TestCluster(num_workers=1) as cluster:
         # its checks are a second apart, and a job is kept for minutes
         iterator = read_one(cluster, ShardingPolicy.DYNAMIC)
@@ -102,7 +102,7 @@ def test_gc_and_recreate() -> None:
             tasks_become(cluster, 0)
 
 
-def test_a_collected_iteration_stays_collected_after_a_restart(cluster: TestCluster) -> None:
+def test_collected_iteration_survives_restart(cluster: TestCluster) -> None:
     iterator = read_one(cluster, job_name="test")
     del iterator
     tasks_become(cluster, 0)
@@ -115,7 +115,7 @@ def test_a_collected_iteration_stays_collected_after_a_restart(cluster: TestClus
     again.close()
 
 
-def test_without_a_time_out_unused_jobs_stay_and_silent_workers_are_given_up_all_the_same() -> None:
+def test_unused_jobs_stay_without_time_out() -> None:
     with TestCluster(num_workers=1, job_gc_check_interval_ms=50, job_gc_timeout_ms=-1) as cluster:
         iterator = read_one(cluster, job_name="test")
         del iterator
@@ -179,7 +179,7 @@ def test_keep_client_alive_before_reading() -> None:
         assert [int(each) for each in iterator] == list(range(100))
 
 
-def test_a_client_that_reads_slowly_is_kept() -> None:
+def test_slow_client_is_kept() -> None:
     with TestCluster(num_workers=1, client_timeout_ms=SILENCE_MS, **SOON) as cluster:
         iterator = read_one(cluster)
         checks_pass(cluster, SILENCE_MS // 40)
@@ -187,6 +187,6 @@ def test_a_client_that_reads_slowly_is_kept() -> None:
         iterator.close()
 
 
-def test_an_ended_iteration_costs_no_tasks(cluster: TestCluster) -> None:
+def test_ended_iteration_has_no_tasks(cluster: TestCluster) -> None:
     assert values(cluster.distribute(Dataset.range(10))) == list(range(10))
     tasks_become(cluster, 0)

@@ -73,7 +73,7 @@ CACHE = SOURCES[3].cache().repeat(2)
 
 
 @pytest.mark.parametrize("delivery", ["at_most_once", "exactly_once"])
-def test_what_a_reader_writes_into_elements_of_a_worker_beside_it_does_not_come_again(
+def test_local_elements_may_be_written(
     delivery: str,
 ) -> None:
     once = delivery == "exactly_once"
@@ -94,7 +94,7 @@ def check_private(dataset: Dataset, distributed: Dataset) -> None:
         assert sorted(found) == wanted
 
 
-def test_no_local_worker() -> None:
+def test_local_read_needs_local_worker() -> None:
     with MultiProcessCluster(0, 1, worker_addresses=["localhost"]) as cluster:
         with pytest.raises(
             InvalidArgumentError, match=r"Local reads require local tf\.data workers, but no"
@@ -106,7 +106,7 @@ def test_no_local_worker() -> None:
             values(static)
 
 
-def test_a_worker_of_another_dispatcher_is_not_a_local_one() -> None:
+def test_worker_of_other_dispatcher_is_not_local() -> None:
     with (
         TestCluster(1),
         MultiProcessCluster(0, 1) as cluster,
@@ -115,7 +115,7 @@ def test_a_worker_of_another_dispatcher_is_not_a_local_one() -> None:
         values(local(cluster, Dataset.range(10)))
 
 
-def test_a_local_worker_knows_its_dispatcher_by_another_name() -> None:
+def test_local_worker_may_know_other_address() -> None:
     with TestCluster(1) as cluster:
         address = cluster.dispatcher.address.replace("localhost", "127.0.0.1")
         assert (
@@ -123,7 +123,7 @@ def test_a_local_worker_knows_its_dispatcher_by_another_name() -> None:
         )
 
 
-def test_a_protocol_that_a_worker_does_not_have() -> None:
+def test_unknown_protocol_is_not_found() -> None:
     with MultiProcessCluster(0, 1) as cluster:
         for protocol in ("local", "carrier pigeon"):
             dataset = cluster.distribute(Dataset.range(10), data_transfer_protocol=protocol)
@@ -202,7 +202,7 @@ def test_local_task_garbage_collect_read_from_deleted_task(cluster: MultiProcess
 
 
 @pytest.mark.parametrize("what", ["worker", "dispatcher"])
-def test_local_task_garbage_collect_multiple_epochs_after_restart(
+def test_local_tasks_of_epochs_are_collected_after_restart(
     cluster: MultiProcessCluster, what: str
 ) -> None:
     """WorkerRestart and DispatcherRestart."""

@@ -144,7 +144,7 @@ def stranger(tmp_path: Path) -> Iterator[Stranger]:
     made.stop()
 
 
-def test_nonsense_in_any_field_is_answered_and_nothing_of_it_stops_the_dispatcher_or_the_next_one(
+def test_nonsense_in_any_field_is_answered(
     stranger: Stranger, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = []
@@ -179,7 +179,7 @@ def test_nonsense_in_any_field_is_answered_and_nothing_of_it_stops_the_dispatche
     DispatchServer(stranger.config).stop()
 
 
-def test_a_state_that_names_a_reader_to_come_or_of_another_iteration_is_refused(
+def test_state_of_impossible_reader_is_refused(
     stranger: Stranger,
 ) -> None:
     args = stranger.sensible()["open"]
@@ -199,6 +199,6 @@ def test_more_consumers_than_anybody_has_are_refused(stranger: Stranger) -> None
         stranger.ask("open", 1, "many", 0, terms, 0, None, 7, False).get_value()
 
 
-def test_the_text_of_an_error_can_be_sent_whatever_bytes_the_name_of_a_file_has() -> None:
+def test_error_text_with_any_bytes_is_sent() -> None:
     code_and_message(FileNotFoundError(2, "no such file", "caf\udce9"))[1].encode()
     code_and_message(OpError(None, None, "caf\udce9", INVALID_ARGUMENT))[1].encode()

@@ -28,7 +28,7 @@ def cluster() -> Iterator[TestCluster]:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_the_order_is_that_of_the_pipeline(workers: int) -> None:
+def test_order_is_that_of_pipeline(workers: int) -> None:
     dataset = Dataset.range(COUNT).filter(lambda x: x % 7 > 2).repeat(2)
     with TestCluster(workers, fault_tolerant_mode=False) as cluster:
         assert values(cluster.distribute(dataset, **ORDERED)) == values(dataset)
@@ -63,7 +63,7 @@ def test_workers_come_and_go_and_the_order_stays(cluster: TestCluster) -> None:
     assert read + [int(x) for x in iterator] == list(range(COUNT))
 
 
-def test_a_worker_is_killed_and_the_order_stays(cluster: TestCluster) -> None:
+def test_killed_worker_keeps_order(cluster: TestCluster) -> None:
     other = ServerProcess("worker", dispatcher_address=cluster.dispatcher_address())
     try:
         iterator = iter(cluster.distribute(Dataset.range(COUNT), **ORDERED))
@@ -74,7 +74,7 @@ def test_a_worker_is_killed_and_the_order_stays(cluster: TestCluster) -> None:
         other.stop()
 
 
-def test_a_dispatcher_is_started_again_and_the_order_stays() -> None:
+def test_restarted_dispatcher_keeps_order() -> None:
     with TestCluster(2) as cluster:
         iterator = iter(cluster.distribute(Dataset.range(COUNT), **ORDERED))
         read = [int(next(iterator)) for _ in range(1000)]
@@ -83,7 +83,7 @@ def test_a_dispatcher_is_started_again_and_the_order_stays() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_each_consumer_has_a_fixed_stream(workers: int) -> None:
+def test_consumers_have_fixed_streams(workers: int) -> None:
     length = COUNT // 256
     dataset = Dataset.range(COUNT)
     wanted = [[x for x in range(COUNT) if x // length % 2 == consumer] for consumer in range(2)]
@@ -123,7 +123,7 @@ def test_consumers_end_one_by_one(cluster: TestCluster) -> None:
     ]
 
 
-def test_a_second_reader_takes_over_where_the_first_has_come_to(cluster: TestCluster) -> None:
+def test_second_reader_takes_over(cluster: TestCluster) -> None:
     dataset = Dataset.range(COUNT)
     first, second = (iter(cluster.distribute(dataset, **ORDERED, job_name="job")) for _ in range(2))
     read = [int(next(first)) for _ in range(1000)]
@@ -136,7 +136,7 @@ def test_a_second_reader_takes_over_where_the_first_has_come_to(cluster: TestClu
     first.close()
 
 
-def test_what_waits_for_its_turn_is_bounded_in_bytes(
+def test_waiting_elements_are_bounded_in_bytes(
     cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zmqdist.data.service.reader.exactly_once_machine.LATER_BYTES_MAX", 1)

@@ -29,7 +29,7 @@ def dies_once(at: int, mark: Path, how: Callable[[], object]) -> Callable[[Any],
     "options", [{"delivery": "exactly_once"}, {"ordered": True}], ids=["exactly once", "in order"]
 )
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_a_process_had_when_it_died_is_computed_by_another(
+def test_portions_of_dead_process_are_recomputed(
     options: dict[str, Any], workers: int, tmp_path: Path
 ) -> None:
     with serving(workers) as service:
@@ -39,7 +39,7 @@ def test_what_a_process_had_when_it_died_is_computed_by_another(
     assert (found if "ordered" in options else sorted(found)) == list(range(1500))
 
 
-def test_a_consumer_of_a_fixed_part_survives_it_too(tmp_path: Path) -> None:
+def test_consumer_survives_dead_process(tmp_path: Path) -> None:
     with serving() as service:
         step = dies_once(300, tmp_path / "died", lambda: os._exit(3))
         parts = [
@@ -56,7 +56,7 @@ def test_a_consumer_of_a_fixed_part_survives_it_too(tmp_path: Path) -> None:
     assert sorted(found[0] + found[1]) == list(range(1000))
 
 
-def test_data_that_ends_its_process_each_time_is_named_and_ends_the_iteration() -> None:
+def test_deadly_positions_end_iteration() -> None:
     def step(x: Any) -> Any:
         if int(x) == 500:
             ctypes.string_at(0)

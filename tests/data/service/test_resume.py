@@ -44,7 +44,7 @@ def through_json(state: Any) -> Any:
 
 @pytest.mark.parametrize("ended", [False, True], ids=["in the middle", "after its end"])
 @pytest.mark.parametrize("after", [0, 1, 3000, COUNT])
-def test_another_iterator_gives_what_the_first_had_not_when_the_state_was_taken(
+def test_iterator_continues_from_state_of_another(
     cluster: TestCluster, after: int, ended: bool
 ) -> None:
     dataset = cluster.distribute(Dataset.range(COUNT), **ONCE)
@@ -60,7 +60,7 @@ def test_another_iterator_gives_what_the_first_had_not_when_the_state_was_taken(
     first.close()
 
 
-def test_in_order_the_rest_is_the_rest(cluster: TestCluster) -> None:
+def test_ordered_read_continues_from_state(cluster: TestCluster) -> None:
     dataset = cluster.distribute(Dataset.range(COUNT), **ORDERED)
     first = iter(dataset)
     take(first, 1234)
@@ -73,7 +73,7 @@ def test_in_order_the_rest_is_the_rest(cluster: TestCluster) -> None:
     first.close()
 
 
-def test_a_state_can_be_gone_on_from_twice(cluster: TestCluster) -> None:
+def test_state_can_be_loaded_twice(cluster: TestCluster) -> None:
     dataset = cluster.distribute(Dataset.range(COUNT), **ORDERED)
     first = iter(dataset)
     take(first, 100)
@@ -86,7 +86,7 @@ def test_a_state_can_be_gone_on_from_twice(cluster: TestCluster) -> None:
     first.close()
 
 
-def test_the_reader_of_before_is_aborted(cluster: TestCluster) -> None:
+def test_earlier_reader_is_aborted(cluster: TestCluster) -> None:
     dataset = cluster.distribute(Dataset.range(COUNT), **ONCE)
     first = iter(dataset)
     take(first, 100)
@@ -110,7 +110,7 @@ def test_the_reader_of_before_is_aborted(cluster: TestCluster) -> None:
     ],
     ids=["batch", "shuffle", "parallel map and prefetch", "take"],
 )
-def test_what_stands_behind_it_has_its_state_too(cluster: TestCluster, put_behind: Any) -> None:
+def test_operators_behind_distribute_keep_state(cluster: TestCluster, put_behind: Any) -> None:
     dataset = put_behind(cluster.distribute(Dataset.range(COUNT), **ORDERED))
     first = iter(dataset)
     for _ in range(500):
@@ -126,7 +126,7 @@ def test_what_stands_behind_it_has_its_state_too(cluster: TestCluster, put_behin
 @pytest.mark.parametrize("at", [0, 199, 200, 201, 250, 599, 600])
 @pytest.mark.parametrize("terms", [ONCE, ORDERED], ids=["exactly once", "ordered"])
 @pytest.mark.parametrize("name", ["job", None])
-def test_the_passes_of_a_repeat_go_on_after_the_pass_of_the_state(
+def test_repeat_continues_after_pass_of_state(
     cluster: TestCluster, terms: dict[str, Any], name: str | None, at: int, read_on: int
 ) -> None:
     def passes() -> Dataset:
@@ -146,7 +146,7 @@ def test_the_passes_of_a_repeat_go_on_after_the_pass_of_the_state(
 @pytest.mark.parametrize(
     "at", [0, 70, 100, None], ids=["before", "within", "behind the last element", "behind the end"]
 )
-def test_a_loop_of_epochs_goes_on_in_the_next_process(cluster: TestCluster, at: int | None) -> None:
+def test_loop_of_epochs_continues_in_next_process(cluster: TestCluster, at: int | None) -> None:
     def epochs() -> Dataset:
         return cluster.distribute(Dataset.range(100), job_name="loop", **ORDERED)
 
@@ -218,7 +218,7 @@ def test_passes_of_a_job_that_functions_read_have_no_state(
                 next(second)
 
 
-def test_a_state_gives_a_reader_no_elements_of_others(cluster: TestCluster) -> None:
+def test_state_gives_no_elements_of_others(cluster: TestCluster) -> None:
     def reader() -> Dataset:
         return cluster.distribute(Dataset.range(COUNT), job_name="two", **ONCE).repeat(2)
 
@@ -233,9 +233,7 @@ def test_a_state_gives_a_reader_no_elements_of_others(cluster: TestCluster) -> N
 
 
 @pytest.mark.parametrize("passes", [1, 2])
-def test_a_function_that_shuffles_shuffles_alike_on_every_worker_of_every_dispatcher(
-    cluster: TestCluster, passes: int
-) -> None:
+def test_shuffles_agree_on_all_workers(cluster: TestCluster, passes: int) -> None:
     def shuffled(x: Any) -> Dataset:
         return Dataset.range(4 * x, 4 * x + 4).shuffle(4)
 
@@ -255,7 +253,7 @@ def test_a_function_that_shuffles_shuffles_alike_on_every_worker_of_every_dispat
         assert passes == 1 or read[:1000] != read[12_000:13_000]
 
 
-def test_an_error_behind_it_costs_one_element(cluster: TestCluster) -> None:
+def test_error_behind_distribute_costs_one_element(cluster: TestCluster) -> None:
     def checked(x: Any) -> Any:
         if x == 5:
             raise ValueError
@@ -285,7 +283,7 @@ for element in iterator:
 """
 
 
-def test_a_trainer_that_is_killed_goes_on_from_its_checkpoint(cluster: TestCluster) -> None:
+def test_killed_trainer_continues_from_checkpoint(cluster: TestCluster) -> None:
     trainer = subprocess.Popen(
         [sys.executable, "-c", _TRAIN, cluster.target, str(COUNT)],
         stdin=subprocess.PIPE,
@@ -303,7 +301,7 @@ def test_a_trainer_that_is_killed_goes_on_from_its_checkpoint(cluster: TestClust
     assert sorted(read + [int(x) for x in iterator]) == list(range(COUNT))
 
 
-def test_another_dispatcher_gives_the_rest(cluster: TestCluster) -> None:
+def test_state_continues_at_another_dispatcher(cluster: TestCluster) -> None:
     with TestCluster(2, fault_tolerant_mode=False) as lost:
         first = iter(lost.distribute(Dataset.range(COUNT), **ONCE))
         read = take(first, 5000)
@@ -319,7 +317,7 @@ def test_another_dispatcher_gives_the_rest(cluster: TestCluster) -> None:
 
 
 @pytest.mark.parametrize("options", [ONCE, ORDERED])
-def test_a_state_can_be_loaded_twice_at_another_dispatcher(
+def test_state_can_be_loaded_twice_at_another_dispatcher(
     cluster: TestCluster, options: dict[str, Any]
 ) -> None:
     with (
@@ -359,7 +357,7 @@ def test_consumers_go_on_each_from_its_own_state(cluster: TestCluster) -> None:
         each.close()
 
 
-def test_a_state_of_another_dataset_is_refused(cluster: TestCluster) -> None:
+def test_state_of_another_dataset_is_refused(cluster: TestCluster) -> None:
     first = iter(cluster.distribute(Dataset.range(100), **ONCE))
     take(first, 5)
     for other in (Dataset.range(100).map(lambda x: x), Dataset.range(101)):
@@ -371,7 +369,7 @@ def test_a_state_of_another_dataset_is_refused(cluster: TestCluster) -> None:
     first.close()
 
 
-def test_a_state_that_is_none_is_refused_when_it_is_loaded(cluster: TestCluster) -> None:
+def test_invalid_state_is_refused_at_load(cluster: TestCluster) -> None:
     iterator = iter(cluster.distribute(Dataset.range(100), **ONCE))
     state = iterator.state_dict()
     state["tree"]["own"]["reader"] = {"version": 1, "done": 5}

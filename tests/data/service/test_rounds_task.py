@@ -48,7 +48,7 @@ def ask_all(runner: RoundsRunner, consumers: int, round_: int, **options: Any) -
     return [ask(runner, consumer, round_, **options) for consumer in range(consumers)]
 
 
-def test_one_consumer_gets_all_elements_in_order() -> None:
+def test_single_consumer_gets_all_in_order() -> None:
     with running(1) as runner:
         assert [ask(runner, 0, round_).result() for round_ in range(10)] == [
             [each] for each in range(10)
@@ -56,7 +56,7 @@ def test_one_consumer_gets_all_elements_in_order() -> None:
 
 
 @pytest.mark.parametrize("consumers", [2, 5, 10])
-def test_each_round_of_many_consumers_in_parallel_is_one_group(consumers: int) -> None:
+def test_parallel_consumers_share_groups(consumers: int) -> None:
     got: list[list[int]] = [[] for _ in range(consumers)]
 
     def consume(consumer: int) -> None:
@@ -72,7 +72,7 @@ def test_each_round_of_many_consumers_in_parallel_is_one_group(consumers: int) -
     assert got == [list(range(each, 30 * consumers, consumers)) for each in range(consumers)]
 
 
-def test_a_round_waits_until_all_have_asked() -> None:
+def test_round_waits_for_all_consumers() -> None:
     with running(3) as runner:
         first, second = ask(runner, 0, 0), ask(runner, 2, 0)
         assert first.waits
@@ -81,7 +81,7 @@ def test_a_round_waits_until_all_have_asked() -> None:
         assert (first.result(), second.result()) == ([0], [2])
 
 
-def test_consumers_ahead_after_a_restart_do_not_wait_for_the_round_that_is_lost() -> None:
+def test_consumers_ahead_do_not_wait_for_lost_round() -> None:
     begins = [12, 11, 11, 12, 12]
     with running(5) as runner:
         answers = [ask(runner, consumer, round_) for consumer, round_ in enumerate(begins)]
@@ -99,7 +99,7 @@ def test_consumers_ahead_after_a_restart_do_not_wait_for_the_round_that_is_lost(
         ]
 
 
-def test_a_round_that_those_ahead_have_skipped_is_skipped_by_the_others() -> None:
+def test_skipped_round_is_skipped_by_all() -> None:
     with running(2) as runner:
         ahead = ask(runner, 0, 12, skipped=True)
         behind = ask(runner, 1, 11)
@@ -109,7 +109,7 @@ def test_a_round_that_those_ahead_have_skipped_is_skipped_by_the_others() -> Non
         assert ahead.result() == [0]
 
 
-def test_a_round_for_which_one_does_not_come_is_skipped_by_all_and_nothing_is_lost() -> None:
+def test_absent_consumer_skips_round_without_loss() -> None:
     with running(2) as runner:
         early = ask(runner, 0, 0)
         runner.expire(early)
@@ -121,7 +121,7 @@ def test_a_round_for_which_one_does_not_come_is_skipped_by_all_and_nothing_is_lo
         assert [each.result() for each in ask_all(runner, 2, 2)] == [[0], [1]]
 
 
-def test_a_round_for_which_the_pipeline_is_not_ready_is_skipped_by_all() -> None:
+def test_slow_pipeline_skips_round_for_all() -> None:
     gate = threading.Event()
 
     def slow(x: Any) -> Any:
@@ -138,7 +138,7 @@ def test_a_round_for_which_the_pipeline_is_not_ready_is_skipped_by_all() -> None
         assert [each.result() for each in ask_all(runner, 2, 1)] == [[0], [1]]
 
 
-def test_a_question_whose_time_is_over_after_its_answer_changes_nothing() -> None:
+def test_expiry_after_reply_changes_nothing() -> None:
     with running(1) as runner:
         answer = ask(runner, 0, 0)
         answer.result()
@@ -146,7 +146,7 @@ def test_a_question_whose_time_is_over_after_its_answer_changes_nothing() -> Non
         assert ask(runner, 0, 1).result() == [1]
 
 
-def test_who_asks_again_after_a_lost_answer_gets_the_same() -> None:
+def test_repeated_request_gets_same_reply() -> None:
     with running(2) as runner:
         assert [each.result() for each in ask_all(runner, 2, 0)] == [[0], [1]]
         again = ask(runner, 0, 0)
@@ -154,7 +154,7 @@ def test_who_asks_again_after_a_lost_answer_gets_the_same() -> None:
         assert [each.result() for each in ask_all(runner, 2, 1)] == [[2], [3]]
 
 
-def test_another_reader_cannot_begin_where_a_consumer_was_before() -> None:
+def test_new_reader_cannot_repeat_earlier_round() -> None:
     with running(2) as runner:
         for round_ in range(3):
             for answer in ask_all(runner, 2, round_):
@@ -165,7 +165,7 @@ def test_another_reader_cannot_begin_where_a_consumer_was_before() -> None:
             ask(runner, 0, 0, reader=2).result()
 
 
-def test_an_answer_tells_which_round_all_have_received() -> None:
+def test_reply_has_last_common_round() -> None:
     with running(2) as runner:
         for answer in ask_all(runner, 2, 0):
             answer.result()
@@ -175,7 +175,7 @@ def test_an_answer_tells_which_round_all_have_received() -> None:
             assert answer.tag == (2, 0)
 
 
-def test_rounds_that_are_ready_are_given_together_as_many_as_all_want() -> None:
+def test_ready_rounds_are_sent_together() -> None:
     with running(2) as runner:
         until_ready = [ask(runner, 0, 0), ask(runner, 1, 0)]
         for answer in until_ready:
@@ -189,7 +189,7 @@ def test_rounds_that_are_ready_are_given_together_as_many_as_all_want() -> None:
         assert first.tag[0] == second.tag[0] == 4
 
 
-def test_an_error_of_the_pipeline_stays() -> None:
+def test_pipeline_error_persists() -> None:
     def fails(x: Any) -> Any:
         raise ValueError("spoiled")
 
@@ -202,7 +202,7 @@ def test_an_error_of_the_pipeline_stays() -> None:
                     answer.result()
 
 
-def test_the_end_of_the_pipeline_is_an_error_that_stays() -> None:
+def test_pipeline_end_is_lasting_error() -> None:
     with running(2, Dataset.range(5)) as runner:
         for round_ in range(2):
             for answer in ask_all(runner, 2, round_):
@@ -215,9 +215,7 @@ def test_the_end_of_the_pipeline_is_an_error_that_stays() -> None:
                     answer.result()
 
 
-def test_a_newer_question_of_a_reader_takes_the_place_of_the_one_that_waits_and_both_are_answered() -> (
-    None
-):
+def test_newer_request_displaces_waiting_one() -> None:
     with running(2) as runner:
         older = ask(runner, 0, 0)
         newer = ask(runner, 0, 1)
@@ -231,7 +229,7 @@ def test_a_newer_question_of_a_reader_takes_the_place_of_the_one_that_waits_and_
         assert newer.result() == [0]
 
 
-def test_a_reader_whose_consumer_index_another_reader_has_too_is_told_so() -> None:
+def test_shared_consumer_index_is_refused() -> None:
     with running(2) as runner:
         first = ask(runner, 0, 0, reader=1)
         second = ask(runner, 0, 0, reader=2)
@@ -242,7 +240,7 @@ def test_a_reader_whose_consumer_index_another_reader_has_too_is_told_so() -> No
         assert second.result() == [0]
 
 
-def test_all_who_wait_are_told_when_the_task_is_stopped() -> None:
+def test_stopped_task_fails_waiting_requests() -> None:
     with running(3) as runner:
         waiting = [ask(runner, 0, 0), ask(runner, 1, 0)]
     for answer in [*waiting, ask(runner, 2, 0)]:
@@ -250,7 +248,7 @@ def test_all_who_wait_are_told_when_the_task_is_stopped() -> None:
             answer.result()
 
 
-def test_a_consumer_that_gave_up_is_not_counted() -> None:
+def test_unwanted_request_is_not_counted() -> None:
     with running(2) as runner:
         gone = ask(runner, 0, 0)
         gone.is_wanted = False
@@ -260,7 +258,7 @@ def test_a_consumer_that_gave_up_is_not_counted() -> None:
         assert other.result() == [1]
 
 
-def test_a_consumer_index_that_there_is_not_is_refused() -> None:
+def test_unknown_consumer_index_is_refused() -> None:
     with (
         running(2) as runner,
         pytest.raises(FailedPreconditionError, match="Requesting data for consumer index 2"),

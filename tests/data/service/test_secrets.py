@@ -35,9 +35,7 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("options", [{}, {"ordered": True}], ids=str)
-def test_a_cluster_or_a_coordinator_stands_for_its_service(
-    cluster: Any, options: dict[str, Any]
-) -> None:
+def test_cluster_stands_for_its_service(cluster: Any, options: dict[str, Any]) -> None:
     assert sorted(map(int, Dataset.range(10).apply(distribute(DYNAMIC, cluster, **options)))) == TEN
     with ClusterCoordinator(cluster) as coordinator:
         assert (
@@ -46,22 +44,18 @@ def test_a_cluster_or_a_coordinator_stands_for_its_service(
         )
 
 
-def test_a_registered_dataset_is_read_with_the_secret_of_the_cluster(cluster: Any) -> None:
+def test_registered_dataset_uses_secret_of_cluster(cluster: Any) -> None:
     register_dataset(cluster, Dataset.range(10), dataset_id="ten")
     assert sorted(map(int, from_dataset_id(DYNAMIC, cluster, "ten"))) == TEN
 
 
-def test_an_address_alone_does_not_tell_another_program_the_secret(
-    cluster: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_address_does_not_reveal_secret(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(credentials, "own_clusters", {})
     with pytest.raises(UnauthenticatedError):
         Dataset.range(10).apply(distribute(DYNAMIC, cluster.target))
 
 
-def test_a_pickled_dataset_has_the_path_of_the_secret_and_not_the_secret(
-    cluster: Any, tmp_path: Path
-) -> None:
+def test_pickled_dataset_has_only_path_of_secret(cluster: Any, tmp_path: Path) -> None:
     pickled = pickle.dumps(Dataset.range(10).apply(distribute(DYNAMIC, cluster)))
     assert cluster.credentials.token_file.encode() in pickled
     assert Path(cluster.credentials.token_file).read_bytes().strip() not in pickled

@@ -17,20 +17,20 @@ from zmqdist.errors import OpError
 STOPPED = "Server cannot be started after it has been stopped"
 
 
-def test_a_dispatcher_that_was_made_without_start_starts() -> None:
+def test_dispatcher_can_start_later() -> None:
     dispatcher = DispatchServer(start=False)
     assert dispatcher.num_workers == 0
     dispatcher.start()
     dispatcher.stop()
 
 
-def test_the_port_of_the_config_is_in_the_target() -> None:
+def test_target_has_port_of_config() -> None:
     port = free_port()
     with DispatchServer(DispatcherConfig(port=port)) as dispatcher:
         assert dispatcher.target == f"zmq://localhost:{port}"
 
 
-def test_the_names_that_tf_data_service_has_for_its_tests_say_the_same(tmp_path: Path) -> None:
+def test_test_names_of_tf_data_service_agree(tmp_path: Path) -> None:
     config = DispatcherConfig(work_dir=str(tmp_path / "work"), fault_tolerant_mode=True)
     with (
         DispatchServer(config) as dispatcher,
@@ -51,9 +51,7 @@ def test_the_names_that_tf_data_service_has_for_its_tests_say_the_same(tmp_path:
         assert tuple(progresses()) == worker.data_snapshot().streams
 
 
-def test_a_work_dir_without_fault_tolerance_is_fine(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_work_dir_without_fault_tolerance(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level("INFO", "zmqdist.data"),
         DispatchServer(DispatcherConfig(work_dir=str(tmp_path))),
@@ -61,7 +59,7 @@ def test_a_work_dir_without_fault_tolerance_is_fine(
         assert "does not recover jobs" in caplog.text
 
 
-def test_a_fault_tolerant_dispatcher_starts_in_an_empty_folder(tmp_path: Path) -> None:
+def test_fault_tolerant_dispatcher_starts_in_empty_folder(tmp_path: Path) -> None:
     config = DispatcherConfig(work_dir=str(tmp_path), fault_tolerant_mode=True)
     with DispatchServer(config) as dispatcher:
         assert dispatcher.num_workers == 0
@@ -81,7 +79,7 @@ def test_starting_a_server_again_is_harmless() -> None:
         assert dispatcher.num_workers == 1
 
 
-def test_a_worker_starts_later_and_is_counted_at_once() -> None:
+def test_late_worker_is_counted_at_once() -> None:
     with DispatchServer() as dispatcher:
         worker = WorkerServer(WorkerConfig(dispatcher.address), start=False)
         assert (dispatcher.num_workers, worker.num_tasks) == (0, 0)
@@ -92,7 +90,7 @@ def test_a_worker_starts_later_and_is_counted_at_once() -> None:
         worker.stop()
 
 
-def test_the_address_of_a_worker_has_the_port_of_its_config() -> None:
+def test_worker_address_has_port_of_config() -> None:
     port = free_port()
     with DispatchServer() as dispatcher:
         with WorkerServer(WorkerConfig(dispatcher.address, port=port)) as worker:
@@ -102,7 +100,7 @@ def test_the_address_of_a_worker_has_the_port_of_its_config() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dispatcher", "worker"])
-def test_a_stopped_server_can_be_stopped_and_joined_but_not_started(kind: str) -> None:
+def test_stopped_server_cannot_start_again(kind: str) -> None:
     with DispatchServer() as dispatcher:
         server: Any = (
             DispatchServer()
@@ -116,13 +114,13 @@ def test_a_stopped_server_can_be_stopped_and_joined_but_not_started(kind: str) -
             server.start()
 
 
-def test_a_dispatcher_that_was_stopped_has_no_workers() -> None:
+def test_stopped_dispatcher_has_no_workers() -> None:
     with DispatchServer() as dispatcher, WorkerServer(WorkerConfig(dispatcher.address)):
         dispatcher.stop()
         assert dispatcher.num_workers == 0
 
 
-def test_a_port_that_is_in_use_is_told() -> None:
+def test_port_in_use_is_error() -> None:
     with (
         DispatchServer() as dispatcher,
         pytest.raises(RuntimeError, match=r"the port is in use"),
@@ -130,12 +128,12 @@ def test_a_port_that_is_in_use_is_told() -> None:
         DispatchServer(DispatcherConfig(port=int(dispatcher.address.rpartition(":")[2])))
 
 
-def test_a_worker_without_an_address_of_a_dispatcher_is_refused() -> None:
+def test_worker_needs_dispatcher_address() -> None:
     with pytest.raises(ValueError, match="Must specify a `dispatcher_address`"):
         WorkerServer(WorkerConfig(dispatcher_address=None))  # type: ignore[arg-type]
 
 
-def test_an_empty_tag_is_refused() -> None:
+def test_empty_tag_is_refused() -> None:
     with (
         DispatchServer() as dispatcher,
         pytest.raises(RuntimeError, match=r"Worker tags cannot be empty\."),
@@ -143,13 +141,13 @@ def test_an_empty_tag_is_refused() -> None:
         WorkerServer(WorkerConfig(dispatcher.address, worker_tags=["a", ""]))
 
 
-def test_an_unknown_protocol_is_told_with_those_that_there_are() -> None:
+def test_unknown_protocol_error_lists_protocols() -> None:
     problem = r"No credentials factory has been registered for protocol grpc. The available types are: \[ zmq tcp \]"
     with pytest.raises(RuntimeError, match=problem):
         DispatchServer(DispatcherConfig(protocol="grpc"))
 
 
-def test_a_worker_may_be_started_before_its_dispatcher() -> None:
+def test_worker_may_start_before_dispatcher() -> None:
     import threading
 
     port = free_port()
@@ -201,6 +199,6 @@ def test_figures_in_milliseconds_and_their_defaults(
         ({"port": 65536}, "port is 65536"),
     ],
 )
-def test_a_figure_that_makes_no_sense_is_refused(told: dict[str, Any], problem: str) -> None:
+def test_senseless_figure_is_refused(told: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         DispatcherConfig(**told)

@@ -186,7 +186,7 @@ def test_inside_function(three: TestCluster) -> None:
     assert sorted(inside()) == sorted(TEN * 3)
 
 
-def test_from_generator(one: TestCluster) -> None:
+def test_generator_is_read(one: TestCluster) -> None:
     def generate() -> Iterator[int]:
         yield from range(10)
 
@@ -213,7 +213,7 @@ def test_stateful_no_error(three: TestCluster, policy: str) -> None:
     assert len(values(three.distribute(dataset.with_options(options)))) == 30
 
 
-def test_stateful_warns_unless_told_otherwise(one: TestCluster) -> None:
+def test_stateful_pipeline_warns_by_default(one: TestCluster) -> None:
     with pytest.warns(UserWarning, match="external state"):
         one.distribute(Dataset.random().take(3))
 
@@ -247,7 +247,7 @@ def test_variables(one: TestCluster) -> None:
     assert values(one.distribute(Dataset.range(3).map(lambda x: x + variable))) == [10, 11, 12]
 
 
-def test_no_sharding_policy(one: TestCluster) -> None:
+def test_policy_off_reads_all(one: TestCluster) -> None:
     assert values(one.distribute(Dataset.range(20), OFF)) == list(range(20))
 
 
@@ -329,7 +329,7 @@ def _opened_later(how: str, dataset: Dataset) -> Dataset:
 
 
 @pytest.mark.parametrize("how", ["", "ordered and prefetch", "interleave", "prefetch"])
-def test_an_iterator_is_closed_while_it_waits_for_a_dispatcher(how: str) -> None:
+def test_iterator_can_close_while_dispatcher_is_away(how: str) -> None:
     with TestCluster(1) as cluster:
         dataset = cluster.distribute(
             Dataset.range(10), DYNAMIC, ordered=how in ("", "ordered and prefetch")
@@ -435,7 +435,7 @@ def test_zip_different_processing_modes_datasets_shared_job_name(one: TestCluste
         list(Dataset.zip(*pair))
 
 
-def test_a_job_has_elements_of_one_structure(one: TestCluster) -> None:
+def test_job_has_one_element_structure(one: TestCluster) -> None:
     assert values(range_dataset(one, job_name="form")) == TEN
     other = one.distribute(Dataset.from_tensor_slices(["a"]), job_name="form")
     with pytest.raises(

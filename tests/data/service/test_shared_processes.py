@@ -134,7 +134,7 @@ def fakes() -> Iterator[FakeProcesses]:
     made.close()
 
 
-def test_further_tasks_join_the_process_that_has_the_fewest_unfinished_ones(
+def test_task_joins_process_with_fewest_tasks(
     fakes: FakeProcesses,
 ) -> None:
     first = fakes.begin(4000)
@@ -150,7 +150,7 @@ def test_further_tasks_join_the_process_that_has_the_fewest_unfinished_ones(
     assert len(fakes.children) == 2
 
 
-def test_a_process_ends_with_the_last_of_its_tasks(fakes: FakeProcesses) -> None:
+def test_process_ends_with_its_last_task(fakes: FakeProcesses) -> None:
     for number in range(4000, 4004):
         fakes.begin(number)
     fakes.loop.run(fakes.tasks.drop, 4000)
@@ -162,7 +162,7 @@ def test_a_process_ends_with_the_last_of_its_tasks(fakes: FakeProcesses) -> None
     assert len(fakes.children) == 3  # no task joins a process that ends
 
 
-def test_a_process_without_tasks_is_killed_when_its_last_replies_stand_still(
+def test_process_with_stuck_replies_is_killed(
     fakes: FakeProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(task_process, "END_S", 0.01)
@@ -185,7 +185,7 @@ def test_a_process_without_tasks_is_killed_when_its_last_replies_stand_still(
     assert not moves
 
 
-def test_a_crash_of_a_shared_process_is_charged_to_nobody_and_its_tasks_run_alone(
+def test_tasks_run_alone_after_shared_crash(
     fakes: FakeProcesses,
 ) -> None:
     for number in range(4000, 4004):
@@ -202,7 +202,7 @@ def test_a_crash_of_a_shared_process_is_charged_to_nobody_and_its_tasks_run_alon
     assert fakes.reports[2:] == [(4000, describe_exit(-signal.SIGKILL))]
 
 
-def test_a_task_waits_for_another_process_if_its_own_has_just_died(fakes: FakeProcesses) -> None:
+def test_task_waits_for_next_process(fakes: FakeProcesses) -> None:
     fakes.begin(4000)
     fakes.begin(4001)
     for child in fakes.children:
@@ -214,7 +214,7 @@ def test_a_task_waits_for_another_process_if_its_own_has_just_died(fakes: FakePr
         until(lambda: len(fakes.children) == 3, "a process for the task")
 
 
-def test_readers_share_a_process_and_one_that_ends_leaves_the_others_theirs(
+def test_ended_reader_leaves_shared_process_running(
     service: Service,
 ) -> None:
     with iter(service.dealt(PIDS)) as stays:
@@ -233,7 +233,7 @@ def test_readers_share_a_process_and_one_that_ends_leaves_the_others_theirs(
         )
 
 
-def test_a_shared_process_that_is_killed_is_told_to_each_reader_once(service: Service) -> None:
+def test_killed_shared_process_is_one_error_per_reader(service: Service) -> None:
     with contextlib.ExitStack() as stack:
         iterators: list[DatasetIterator] = [
             stack.enter_context(iter(service.dealt(PIDS))) for _ in range(3)
@@ -255,7 +255,7 @@ def test_a_shared_process_that_is_killed_is_told_to_each_reader_once(service: Se
         assert len(later) == 3
 
 
-def test_a_whole_iteration_ends_with_the_process_that_it_shared(service: Service) -> None:
+def test_whole_iteration_ends_with_shared_process(service: Service) -> None:
     with iter(service.whole(PIDS)) as whole, iter(service.whole(PIDS.repeat())) as other:
         first = int(next(whole))
         assert int(next(other)) == first
@@ -265,7 +265,7 @@ def test_a_whole_iteration_ends_with_the_process_that_it_shared(service: Service
                 list(iterator)
 
 
-def test_a_function_that_kills_its_process_costs_those_beside_it_nothing(service: Service) -> None:
+def test_deadly_function_costs_neighbours_nothing(service: Service) -> None:
     with iter(service.dealt(Dataset.range(30_000), delivery="exactly_once")) as beside:
         found = [int(next(beside))]
         killer = service.dealt(

@@ -44,7 +44,7 @@ def read(runner: SharedRunner, trainer: str, count: int) -> list[int]:
     return [each for _ in range(count) for each in ask(runner, trainer).result()]
 
 
-def test_one_trainer_gets_everything_in_order() -> None:
+def test_trainer_gets_all_in_order() -> None:
     with running() as runner:
         assert read(runner, "a", 10) == list(range(10))
 
@@ -76,7 +76,7 @@ def test_two_readers_with_one_name_share_a_place() -> None:
         assert read(runner, "a", 5) == [5, 6, 7, 8, 9]
 
 
-def test_a_trainer_behind_the_window_goes_on_at_its_oldest_element() -> None:
+def test_late_trainer_continues_at_oldest_element() -> None:
     with running(limit=5 * BYTES) as runner:
         assert read(runner, "slow", 1) == [0]
         assert read(runner, "fast", 20) == list(range(20))
@@ -84,7 +84,7 @@ def test_a_trainer_behind_the_window_goes_on_at_its_oldest_element() -> None:
         assert read(runner, "new", 1) == [15]
 
 
-def test_the_window_keeps_to_its_bytes() -> None:
+def test_window_keeps_its_bytes() -> None:
     with running(limit=5 * BYTES) as runner:
         for _ in range(50):
             read(runner, "a", 1)
@@ -96,7 +96,7 @@ def counts(runner: SharedRunner) -> tuple[int, int, int]:
     return window.replies_count, window.batches_count, window.nbytes
 
 
-def test_nothing_is_computed_twice_and_hits_and_misses_are_counted() -> None:
+def test_elements_are_computed_once_and_counted() -> None:
     with running() as runner:
         read(runner, "a", 10)
         assert counts(runner) == (10, 10, 10 * BYTES)
@@ -104,7 +104,7 @@ def test_nothing_is_computed_twice_and_hits_and_misses_are_counted() -> None:
         assert counts(runner) == (20, 10, 10 * BYTES)
 
 
-def test_a_batch_is_packed_once_for_all_readers() -> None:
+def test_batch_is_packed_once() -> None:
     given: list[Any] = []
 
     class Kept(Answer):
@@ -120,7 +120,7 @@ def test_a_batch_is_packed_once_for_all_readers() -> None:
     assert given[0] is given[1]
 
 
-def test_an_error_is_one_trainers_and_is_not_kept() -> None:
+def test_error_goes_to_one_trainer() -> None:
     def fails_at_2(x: Any) -> Any:
         if x == 2:
             raise ValueError("two")
@@ -134,7 +134,7 @@ def test_an_error_is_one_trainers_and_is_not_kept() -> None:
         assert read(runner, "b", 4) == [0, 1, 3, 4]
 
 
-def test_an_element_larger_than_the_window_is_refused_and_the_next_one_served() -> None:
+def test_element_above_window_is_error() -> None:
     sizes = Dataset.from_tensor_slices([1, 5000, 2]).repeat()
     with running(limit=4000, dataset=sizes.map(lambda n: np.zeros(n, np.uint8))) as runner:
         assert ask(runner, "a").result() == [[0]]
@@ -143,7 +143,7 @@ def test_an_element_larger_than_the_window_is_refused_and_the_next_one_served() 
         assert ask(runner, "a").result() == [[0, 0]]
 
 
-def test_a_pipeline_that_ends_is_refused_then() -> None:
+def test_ending_pipeline_is_error() -> None:
     with running(dataset=Dataset.range(3)) as runner:
         assert read(runner, "a", 3) == [0, 1, 2]
         for trainer in "aa":
@@ -154,12 +154,12 @@ def test_a_pipeline_that_ends_is_refused_then() -> None:
         assert read(runner, "b", 3) == [0, 1, 2]
 
 
-def test_a_trainer_without_a_name_is_refused() -> None:
+def test_trainer_without_name_is_refused() -> None:
     with running() as runner, pytest.raises(InvalidArgumentError, match="non-empty trainer ID"):
         ask(runner, "").result()
 
 
-def test_all_who_wait_are_told_when_the_task_is_stopped() -> None:
+def test_stopped_task_fails_waiting_requests() -> None:
     gate = threading.Event()
 
     def slow(x: Any) -> Any:
@@ -176,7 +176,7 @@ def test_all_who_wait_are_told_when_the_task_is_stopped() -> None:
     gate.set()
 
 
-def test_nobody_is_computed_for_who_does_not_wait_any_more() -> None:
+def test_unwanted_request_gets_no_batch() -> None:
     gate = threading.Event()
 
     def slow(x: Any) -> Any:
@@ -194,7 +194,7 @@ def test_nobody_is_computed_for_who_does_not_wait_any_more() -> None:
         assert gone.waits
 
 
-def test_a_question_that_has_waited_long_enough_is_skipped() -> None:
+def test_expired_request_is_skipped() -> None:
     gate = threading.Event()
 
     def slow(x: Any) -> Any:
@@ -211,7 +211,7 @@ def test_a_question_that_has_waited_long_enough_is_skipped() -> None:
         assert read(runner, "a", 1) == [0]
 
 
-def test_a_batch_has_no_more_than_its_reader_wants() -> None:
+def test_batch_respects_limit_of_request() -> None:
     with running() as runner:
         batches = [ask(runner, "a", elements=4).result() for _ in range(12)]
         assert max(map(len, batches)) <= 4

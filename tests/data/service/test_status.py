@@ -33,7 +33,7 @@ def asked(address: str, method: str) -> object:
         return internal_client.start(client, method).get_value()
 
 
-def test_a_job_that_is_read_has_a_row_with_its_figures(cluster: TestCluster) -> None:
+def test_active_job_has_row_with_figures(cluster: TestCluster) -> None:
     iterator = iter(
         cluster.distribute(Dataset.range(2**40), ShardingPolicy.DYNAMIC, job_name="mine")
     )
@@ -53,9 +53,7 @@ def test_a_job_that_is_read_has_a_row_with_its_figures(cluster: TestCluster) -> 
 
 
 @pytest.mark.parametrize("options", [{"delivery": "exactly_once"}, {"ordered": True}, {}], ids=repr)
-def test_what_is_left_falls_to_nothing_while_a_job_is_read(
-    cluster: TestCluster, options: dict[str, Any]
-) -> None:
+def test_positions_left_fall_to_zero(cluster: TestCluster, options: dict[str, Any]) -> None:
     iterator = iter(
         cluster.distribute(
             Dataset.range(200_000), ShardingPolicy.DYNAMIC, job_name="read", **options
@@ -75,7 +73,7 @@ def test_what_is_left_falls_to_nothing_while_a_job_is_read(
     iterator.close()
 
 
-def test_a_job_whose_tasks_read_everything_has_nothing_left_to_give_out(
+def test_whole_job_has_no_positions_left(
     cluster: TestCluster,
 ) -> None:
     iterator = iter(cluster.distribute(Dataset.range(2**40), job_name="all"))
@@ -85,7 +83,7 @@ def test_a_job_whose_tasks_read_everything_has_nothing_left_to_give_out(
     iterator.close()
 
 
-def test_an_idle_worker_has_no_trace_and_one_at_work_has_figures_of_its_tasks(
+def test_working_worker_has_figures_of_tasks(
     cluster: TestCluster,
 ) -> None:
     address = cluster.workers[0].running.address

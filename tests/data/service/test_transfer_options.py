@@ -82,7 +82,7 @@ def test_readers_are_sent_to_the_second_port_where_there_is_one(
         ),
     ],
 )
-def test_a_second_port_that_no_reader_would_find_is_refused(
+def test_unreachable_second_port_is_refused(
     options: dict[str, Any], error: type[Exception], told: str
 ) -> None:
     with pytest.raises(error, match=told):
@@ -91,7 +91,7 @@ def test_a_second_port_that_no_reader_would_find_is_refused(
 
 @pytest.mark.parametrize("processes", [False, True])
 @pytest.mark.parametrize("quiet_ms", [0, QUIET_MS])
-def test_what_was_asked_before_a_worker_stops_is_answered_in_its_quiet_period(
+def test_pending_requests_are_answered_in_quiet_period(
     cluster: TestCluster, quiet_ms: int, processes: bool, tmp_path: Any
 ) -> None:
     begun, gate = tmp_path / "begun", tmp_path / "gate"
@@ -130,7 +130,7 @@ def test_what_was_asked_before_a_worker_stops_is_answered_in_its_quiet_period(
     assert [int(each) for each in found] == ([0, 1] if quiet_ms else [0])
 
 
-def test_a_codec_whose_package_the_worker_lacks_is_an_error_and_costs_no_element(
+def test_missing_codec_costs_no_element(
     cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("zstandard")

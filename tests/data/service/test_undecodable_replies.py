@@ -49,7 +49,7 @@ ANSWERS: dict[str, tuple[Callable[[], Any], int, int]] = {
 
 
 @pytest.mark.parametrize(("read", "kind", "code"), ANSWERS.values(), ids=ANSWERS)
-def test_whatever_decoding_raises_is_the_reply(
+def test_decoding_error_is_reply(
     read: Callable[[], Any], kind: int, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(internal_client, "start", lambda *_, **__: Finished(read))
@@ -61,7 +61,7 @@ def test_whatever_decoding_raises_is_the_reply(
 
 
 @pytest.mark.parametrize("delivery", ["at_most_once", "exactly_once"])
-def test_a_reader_gets_the_error_of_an_element_that_cannot_be_decoded(
+def test_undecodable_element_is_error_of_reader(
     delivery: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with TestCluster(1, worker_options={"data_transfer_protocol": "zmq"}) as cluster:
@@ -94,7 +94,7 @@ def map_of_types(value: Any) -> Any:
     )
 
 
-def test_an_exception_in_the_readers_loop_ends_the_reading(
+def test_exception_in_reader_loop_ends_reading(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with TestCluster(1) as cluster:

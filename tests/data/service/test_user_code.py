@@ -82,7 +82,7 @@ def read_all(dataset: Dataset) -> tuple[list[Any], list[OpError]]:
     ],
     ids=lambda each: type(each).__name__ if isinstance(each, BaseException) else "",
 )
-def test_what_user_code_raises_is_told_once_and_named_and_the_rest_follows(
+def test_user_error_is_named_and_costs_one_element(
     service: Service, raised: BaseException, seen: type[OpError]
 ) -> None:
     found, problems = read_all(
@@ -106,7 +106,7 @@ def test_what_user_code_raises_is_told_once_and_named_and_the_rest_follows(
 
 
 @pytest.mark.shares_cluster
-def test_a_failing_operator_is_named_wherever_its_thread_runs(service: Service) -> None:
+def test_failing_operator_is_named_in_any_thread(service: Service) -> None:
     dataset = (
         Dataset.range(6)
         .map(lambda x: x, num_parallel_calls=2)
@@ -119,7 +119,7 @@ def test_a_failing_operator_is_named_wherever_its_thread_runs(service: Service) 
 
 
 @pytest.mark.shares_cluster
-def test_only_one_of_several_readers_gets_an_error(service: Service) -> None:
+def test_error_goes_to_one_reader(service: Service) -> None:
     dataset = service.whole(
         Dataset.range(1000).map(raises_at(500, ValueError("no"))),
         job_name=f"shared by {id(service)}",
@@ -144,9 +144,7 @@ def _again(dataset: Dataset) -> Dataset:
 
 
 @pytest.mark.shares_cluster
-def test_an_error_that_comes_again_and_again_fills_no_memory(
-    service: Service, tmp_path: Path
-) -> None:
+def test_repeated_error_fills_no_memory(service: Service, tmp_path: Path) -> None:
     calls = tmp_path / "calls"
 
     def fails(x: Any) -> Any:
@@ -162,7 +160,7 @@ def test_an_error_that_comes_again_and_again_fills_no_memory(
 
 
 @pytest.mark.shares_cluster
-def test_a_module_that_is_missing_on_the_worker_is_named(service: Service) -> None:
+def test_missing_module_is_named(service: Service) -> None:
     def needs(x: Any) -> Any:
         import no_such_module_here  # type: ignore[import-not-found]
 
@@ -174,7 +172,7 @@ def test_a_module_that_is_missing_on_the_worker_is_named(service: Service) -> No
 
 
 @pytest.mark.shares_cluster
-def test_another_structure_than_declared_names_the_leaf(service: Service) -> None:
+def test_undeclared_structure_names_leaf(service: Service) -> None:
     signature = {"a": TensorSpec((2,), np.int64), "b": TensorSpec((), np.int64)}
     wrong = Dataset.range(3).map(
         lambda x: {"a": np.zeros(3, np.int64), "b": x}, output_signature=signature
@@ -186,7 +184,7 @@ def test_another_structure_than_declared_names_the_leaf(service: Service) -> Non
 @pytest.mark.shares_cluster
 @pytest.mark.parametrize("options", [{}, {"delivery": "exactly_once"}, {"ordered": True}], ids=str)
 @pytest.mark.parametrize("size", [1, 1 << 15], ids=["small", "large"])
-def test_an_element_of_another_shape_than_declared_costs_itself(
+def test_undeclared_shape_costs_one_element(
     service: Service, options: dict[str, Any], size: int
 ) -> None:
     def grows(x: Any) -> Any:
@@ -220,7 +218,7 @@ def test_an_element_of_another_shape_than_declared_costs_itself(
     ],
     ids=["rounds", "cache", "portions"],
 )
-def test_every_way_of_reading_names_the_operator(
+def test_operator_is_named_in_all_kinds_of_reading(
     service: Service, options: dict[str, Any], place: str, raised: BaseException
 ) -> None:
     dataset = Dataset.range(1000).map(raises_at(3, raised))
@@ -235,7 +233,7 @@ def test_every_way_of_reading_names_the_operator(
 
 
 @pytest.mark.shares_cluster
-def test_another_spec_than_the_registered_pipeline_gives_is_an_error(service: Service) -> None:
+def test_wrong_spec_of_registered_pipeline_is_error(service: Service) -> None:
     id = register_dataset(service.dispatcher.target, Dataset.range(3))
     read = from_dataset_id(
         "parallel_epochs", service.dispatcher.target, id, element_spec=TensorSpec((4,), np.float32)
@@ -245,9 +243,7 @@ def test_another_spec_than_the_registered_pipeline_gives_is_an_error(service: Se
 
 
 @pytest.mark.shares_cluster
-def test_a_file_that_disappears_is_named_and_the_others_are_read(
-    service: Service, tmp_path: Path
-) -> None:
+def test_missing_file_is_named(service: Service, tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.txt" for number in range(3)]
     for path in paths:
         path.write_text(f"{path.stem}\n")
@@ -261,9 +257,7 @@ def test_a_file_that_disappears_is_named_and_the_others_are_read(
 
 
 @pytest.mark.shares_cluster
-def test_a_file_that_was_cut_off_is_named_and_the_others_are_read(
-    service: Service, tmp_path: Path
-) -> None:
+def test_truncated_file_is_named(service: Service, tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.bin" for number in range(3)]
     for path in paths:
         path.write_bytes(bytes(8))
@@ -277,7 +271,7 @@ def test_a_file_that_was_cut_off_is_named_and_the_others_are_read(
 
 
 @pytest.mark.shares_cluster
-def test_what_has_no_pickle_cannot_be_registered(service: Service) -> None:
+def test_unpicklable_pipeline_is_refused(service: Service) -> None:
     lock = threading.Lock()
     words = "Serialization error while trying to register a dataset with tf.data service"
     with pytest.raises(FailedPreconditionError, match=words) as caught:
@@ -285,7 +279,7 @@ def test_what_has_no_pickle_cannot_be_registered(service: Service) -> None:
     assert caught.value.__cause__ is not None
 
 
-def test_a_stuck_task_does_not_keep_the_others(tmp_path: Path) -> None:
+def test_stuck_task_does_not_delay_others(tmp_path: Path) -> None:
     """Six workers, one of which never gives anything, one element outstanding."""
     with serving(workers=6, processes=False) as service:
         stuck, over = tmp_path / "stuck", tmp_path / "over"
@@ -314,7 +308,7 @@ def _each(function: Callable[[Any], Any]) -> Callable[[Dataset], Dataset]:
     return lambda dataset: dataset.map(function)
 
 
-def test_a_stuck_task_in_a_process_goes_with_its_worker(tmp_path: Path) -> None:
+def test_stuck_process_ends_with_worker(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
 
     def hangs(x: Any) -> Any:
@@ -342,9 +336,7 @@ READINGS: list[dict[str, Any]] = [
 
 @pytest.mark.shares_cluster
 @pytest.mark.parametrize("options", READINGS, ids=lambda each: next(iter(each)))
-def test_every_kind_of_reading_is_told_of_errors_and_does_not_ask_again(
-    service: Service, options: dict[str, Any]
-) -> None:
+def test_errors_end_all_kinds_of_reading(service: Service, options: dict[str, Any]) -> None:
     away = raises_at(3, UnavailableError(None, None, "the database is away"))
     if "delivery" in options or "ordered" in options:
         dataset = service.dealt(Dataset.range(10).map(away), **options)

@@ -76,7 +76,7 @@ def journal(folder: str) -> Iterator[Journal]:
 # -- what was appended comes back ------------------------------------------------------------------
 
 
-def test_a_folder_that_was_never_used_is_an_empty_journal(folder: str) -> None:
+def test_new_folder_is_empty_journal(folder: str) -> None:
     assert load(folder) == (None, [])
     assert load(folder) == (None, [])
 
@@ -96,7 +96,7 @@ def test_many_records_come_back_in_order_whatever_bytes_they_are(folder: str) ->
     assert load(folder) == (None, records)
 
 
-def test_a_journal_that_is_opened_again_keeps_both(folder: str) -> None:
+def test_reopened_journal_keeps_snapshot_and_records(folder: str) -> None:
     for record in (b"one", b"two"):
         journal = Journal(folder)
         append(journal, record)
@@ -104,7 +104,7 @@ def test_a_journal_that_is_opened_again_keeps_both(folder: str) -> None:
     assert load(folder) == (None, [b"one", b"two"])
 
 
-def test_done_is_called_once_in_the_thread_of_the_journal_and_in_the_order_of_appends(
+def test_callbacks_run_once_in_order_of_appends(
     journal: Journal,
 ) -> None:
     told: list[tuple[int, OpError | None, str]] = []
@@ -120,7 +120,7 @@ def test_done_is_called_once_in_the_thread_of_the_journal_and_in_the_order_of_ap
     assert told == [(number, None, "zmqdist-journal") for number in range(50)]
 
 
-def test_appends_of_many_threads_are_all_there_each_in_its_own_order(journal: Journal) -> None:
+def test_appends_of_threads_keep_their_order(journal: Journal) -> None:
     def appending(name: int) -> None:
         for number in range(30):
             append(journal, b"%d %d" % (name, number), b"and its neighbour")
@@ -148,9 +148,7 @@ def commits(folder: str) -> int:
     return sum(header[16:24] == log[16:24] and header[4:8] != bytes(4) for header in headers)
 
 
-def test_what_is_appended_while_a_commit_runs_becomes_one_commit(
-    folder: str, journal: Journal
-) -> None:
+def test_appends_during_commit_form_one_commit(folder: str, journal: Journal) -> None:
     before = commits(folder)
     waiting = [Waiting() for _ in range(101)]
     with closing(sqlite3.connect(database(Path(folder)), isolation_level=None)) as other:
@@ -163,7 +161,7 @@ def test_what_is_appended_while_a_commit_runs_becomes_one_commit(
     assert commits(folder) - before <= 2, "the first one, and all that came while it ran"
 
 
-def test_close_writes_what_was_appended_and_nothing_is_taken_afterwards(folder: str) -> None:
+def test_close_writes_pending_records(folder: str) -> None:
     journal = Journal(folder)
     done = Waiting()
     journal.append([b"late"], done)
@@ -175,7 +173,7 @@ def test_close_writes_what_was_appended_and_nothing_is_taken_afterwards(folder: 
     assert load(folder) == (None, [b"late"])
 
 
-def test_a_done_that_raises_harms_nobody_else(
+def test_raising_callback_harms_no_other(
     journal: Journal, caplog: pytest.LogCaptureFixture
 ) -> None:
     journal.append([b"one"], lambda error: 1 / 0)  # type: ignore[arg-type, return-value]
@@ -184,7 +182,7 @@ def test_a_done_that_raises_harms_nobody_else(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_the_database_itself_synchronises_each_commit(journal: Journal) -> None:
+def test_database_synchronises_each_commit(journal: Journal) -> None:
     connection = (
         journal._database
     )  # reach: how it synchronises is a setting of the connection, which no file shows
@@ -195,7 +193,7 @@ def test_the_database_itself_synchronises_each_commit(journal: Journal) -> None:
 # -- snapshots -------------------------------------------------------------------------------------
 
 
-def test_a_snapshot_replaces_what_was_appended_before_it_and_nothing_after(folder: str) -> None:
+def test_snapshot_replaces_only_earlier_records(folder: str) -> None:
     journal = Journal(folder)
     append(journal, b"old")
     waiting = [Waiting() for _ in range(5)]
@@ -211,12 +209,12 @@ def test_a_snapshot_replaces_what_was_appended_before_it_and_nothing_after(folde
     assert load(folder) == (b"second", [b"new", b"newer"])
 
 
-def test_an_empty_snapshot_is_one(journal: Journal) -> None:
+def test_empty_snapshot_is_kept(journal: Journal) -> None:
     compact(journal, b"")
     assert journal.load() == (b"", [])
 
 
-def test_the_files_do_not_grow_for_ever(journal: Journal, folder: str) -> None:
+def test_files_stay_bounded(journal: Journal, folder: str) -> None:
     """The pages of what a snapshot replaced are used again."""
 
     def round_of_life() -> int:
@@ -245,7 +243,7 @@ sys.stdin.read()
 """
 
 
-def test_a_second_one_on_the_folder_is_told_which_process_has_it(folder: str, child: Child) -> None:
+def test_second_journal_learns_owner_of_folder(folder: str, child: Child) -> None:
     holder = child(HOLDER, folder)
     assert holder.stdout is not None
     pid = holder.stdout.readline().strip()
@@ -256,15 +254,13 @@ def test_a_second_one_on_the_folder_is_told_which_process_has_it(folder: str, ch
     assert load(folder) == (None, [])
 
 
-def test_a_second_one_of_the_same_process_is_refused_too(journal: Journal, folder: str) -> None:
+def test_second_journal_of_process_is_refused(journal: Journal, folder: str) -> None:
     with pytest.raises(FailedPreconditionError, match=f"process {os.getpid()} has this journal"):
         Journal(folder)
     append(journal, b"and the first one goes on")
 
 
-def test_a_forked_child_does_not_keep_the_lock_of_a_parent_that_died(
-    folder: str, child: Child
-) -> None:
+def test_forked_child_keeps_no_lock(folder: str, child: Child) -> None:
     holder = child(HOLDER, folder, "fork")
     assert holder.stdout is not None
     lines = [holder.stdout.readline(), holder.stdout.readline()]
@@ -306,9 +302,7 @@ for number in itertools.count(first + 1):
 
 @pytest.mark.processes("journal")
 @pytest.mark.killed("journal")
-def test_killed_in_the_middle_again_and_again_all_that_was_acknowledged_is_there(
-    folder: str, child: Child
-) -> None:
+def test_kills_lose_no_acknowledged_record(folder: str, child: Child) -> None:
     draw = random.Random(7)
     acknowledged = 0
     for _ in range(6):
@@ -374,9 +368,7 @@ if "close" not in sys.argv:
 
 
 @pytest.mark.parametrize("end", ["close", "kill"])
-def test_a_full_disk_is_told_and_costs_nothing_that_was_acknowledged(
-    folder: str, child: Child, end: str
-) -> None:
+def test_full_disk_loses_no_acknowledged_record(folder: str, child: Child, end: str) -> None:
     writer = child(FULL, folder, end)
     assert writer.stdout is not None
     told = writer.stdout.readline()
@@ -392,14 +384,14 @@ def test_a_full_disk_is_told_and_costs_nothing_that_was_acknowledged(
     assert (len(records), records[-1]) == (kept + 1, b"room again")
 
 
-def test_a_record_that_is_no_bytes_fails_its_own_commit_only(journal: Journal) -> None:
+def test_invalid_record_fails_only_its_commit(journal: Journal) -> None:
     with pytest.raises(InternalError, match="TypeError"):
         append(journal, b"goes with it", "text")  # type: ignore[arg-type]
     append(journal, b"fine")
     assert journal.load() == (None, [b"fine"])
 
 
-def test_a_folder_that_cannot_be_used_is_told_at_the_start(tmp_path: Path) -> None:
+def test_unusable_folder_is_error_at_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(
         FailedPreconditionError, match=r"file/journal.*cannot keep its journal here.*work_dir"
@@ -534,18 +526,18 @@ def test_damage_after_a_close_is_data_loss_and_stays_one(
     assert told_damage(closed)
 
 
-def test_without_damage_all_of_it_is_there(killed: Path) -> None:
+def test_undamaged_journal_is_complete(killed: Path) -> None:
     assert load(killed) == (None, [b"%d" % number * 100 for number in range(200)])
 
 
-def test_a_damaged_log_is_left_for_whoever_can_mend_it(killed: Path) -> None:
+def test_damaged_log_is_left_unchanged(killed: Path) -> None:
     os.truncate(wal(killed), 5000)
     files = {path: path.read_bytes() for path in (database(killed), wal(killed))}
     told_damage(killed)
     assert {path: path.read_bytes() for path in files} == files
 
 
-def test_a_damaged_snapshot_is_data_loss(folder: str, journal: Journal) -> None:
+def test_damaged_snapshot_is_data_loss(folder: str, journal: Journal) -> None:
     compact(journal, b"the snapshot")
     append(journal, b"and more")
     journal.close()
@@ -553,7 +545,7 @@ def test_a_damaged_snapshot_is_data_loss(folder: str, journal: Journal) -> None:
     assert "record 1 differs from its checksum" in told_damage(Path(folder))
 
 
-def test_an_older_copy_of_the_database_is_data_loss(folder: str) -> None:
+def test_older_database_is_data_loss(folder: str) -> None:
     journal = Journal(folder)
     append(journal, b"one")
     journal.close()
@@ -566,18 +558,18 @@ def test_an_older_copy_of_the_database_is_data_loss(folder: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 42, b"text", b"1 2 3"])
-def test_a_lock_file_that_says_nothing_is_no_damage(closed: Path, content: bytes) -> None:
+def test_empty_lock_file_is_no_damage(closed: Path, content: bytes) -> None:
     (closed / "journal.lock").write_bytes(content)
     assert len(load(closed)[1]) == 200
 
 
-def test_a_start_that_was_cut_short_is_begun_again(tmp_path: Path) -> None:
+def test_interrupted_creation_is_repeated(tmp_path: Path) -> None:
     for name in ("journal.sqlite.new", "journal.sqlite.new-journal", "journal.lock"):
         (tmp_path / name).write_bytes(b"" if name == "journal.lock" else b"half of it")
     assert load(tmp_path) == (None, [])
 
 
-def test_a_newer_format_is_refused_by_both_versions_and_left_alone(closed: Path) -> None:
+def test_newer_format_is_refused(closed: Path) -> None:
     run(closed, f"PRAGMA user_version = {FORMAT + 1}")
     content = database(closed).read_bytes()
     with pytest.raises(
@@ -588,9 +580,7 @@ def test_a_newer_format_is_refused_by_both_versions_and_left_alone(closed: Path)
     assert database(closed).read_bytes() == content
 
 
-def test_damage_that_a_commit_meets_is_told_as_such(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_found_by_commit_is_data_loss(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal(folder)
 
     def malformed(group: Sequence[object]) -> None:
@@ -602,7 +592,7 @@ def test_damage_that_a_commit_meets_is_told_as_such(
     journal.close()
 
 
-def test_only_the_user_may_read_it(closed: Path) -> None:
+def test_journal_is_private(closed: Path) -> None:
     assert database(closed).stat().st_mode & 0o077 == 0
     assert (closed / "journal.lock").stat().st_mode & 0o077 == 0
 

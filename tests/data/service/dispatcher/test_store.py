@@ -59,20 +59,20 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> DatasetStore:
     return DatasetStore(str(tmp_path / "work") if request.param == "disk" else None)
 
 
-def test_what_was_put_is_got_also_by_another_store_of_the_folder(tmp_path: Path) -> None:
+def test_stored_text_is_found_by_other_store(tmp_path: Path) -> None:
     text = '{"a": "\\u00e9 \u6f22 \ud800"}\r\n' * 1000
     DatasetStore(str(tmp_path)).put("1000", text)
     assert DatasetStore(str(tmp_path)).get("1000") == text
     assert DatasetStore(None).path("1000") is None
 
 
-def test_the_latest_text_counts(store: DatasetStore) -> None:
+def test_latest_text_counts(store: DatasetStore) -> None:
     store.put("1", "long " * 100)
     store.put("1", "")
     assert store.get("1") == ""
 
 
-def test_any_text_is_an_id_and_differs_from_all_others(store: DatasetStore) -> None:
+def test_ids_may_be_any_text(store: DatasetStore) -> None:
     for number, dataset_id in enumerate(IDS):
         store.put(dataset_id, str(number))
     assert [store.get(dataset_id) for dataset_id in IDS] == [
@@ -80,7 +80,7 @@ def test_any_text_is_an_id_and_differs_from_all_others(store: DatasetStore) -> N
     ]
 
 
-def test_no_id_leaves_the_folder_or_depends_on_the_case_of_names(tmp_path: Path) -> None:
+def test_ids_stay_in_folder_whatever_their_case(tmp_path: Path) -> None:
     store = DatasetStore(str(tmp_path / "work"))
     for dataset_id in IDS:
         store.put(dataset_id, "x")
@@ -91,7 +91,7 @@ def test_no_id_leaves_the_folder_or_depends_on_the_case_of_names(tmp_path: Path)
     assert os.listdir(tmp_path / "work") == ["datasets"]
 
 
-def test_a_plain_id_is_the_name_of_its_file(tmp_path: Path) -> None:
+def test_plain_id_is_file_name(tmp_path: Path) -> None:
     store = DatasetStore(str(tmp_path))
     store.put("1000", "text")
     path = store.path("1000")
@@ -100,7 +100,7 @@ def test_a_plain_id_is_the_name_of_its_file(tmp_path: Path) -> None:
     assert os.stat(path).st_mode & 0o077 == 0
 
 
-def test_an_orphan_without_a_record_is_overwritten(tmp_path: Path) -> None:
+def test_orphan_is_overwritten(tmp_path: Path) -> None:
     orphan = DatasetStore(str(tmp_path))
     orphan.put("1", "put, and killed before it was journaled")
     (tmp_path / "datasets" / "2").write_text("of no use")
@@ -110,12 +110,12 @@ def test_an_orphan_without_a_record_is_overwritten(tmp_path: Path) -> None:
         assert again.get(dataset_id) == "registered again"
 
 
-def test_in_memory_what_was_never_put_is_not_found() -> None:
+def test_unknown_id_in_memory_is_not_found() -> None:
     with pytest.raises(NotFoundError, match="no dataset 'x' is registered"):
         DatasetStore(None).get("x")
 
 
-def test_a_file_that_disappeared_is_data_loss_and_named(tmp_path: Path) -> None:
+def test_missing_file_is_data_loss(tmp_path: Path) -> None:
     store = DatasetStore(str(tmp_path))
     store.put("1", "x")
     (tmp_path / "datasets" / "1").unlink()
@@ -139,7 +139,7 @@ def test_a_file_that_disappeared_is_data_loss_and_named(tmp_path: Path) -> None:
         b"flipped",
     ],
 )
-def test_a_damaged_file_is_data_loss(tmp_path: Path, content: bytes) -> None:
+def test_damaged_file_is_data_loss(tmp_path: Path, content: bytes) -> None:
     store = DatasetStore(str(tmp_path))
     store.put("1", "the text of it")
     path = tmp_path / "datasets" / "1"
@@ -149,9 +149,7 @@ def test_a_damaged_file_is_data_loss(tmp_path: Path, content: bytes) -> None:
         store.get("1")
 
 
-def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_leaves_earlier_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = DatasetStore(str(tmp_path))
     store.put("1", "before")
 
@@ -171,7 +169,7 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(
     assert store.get("1") == "after"
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_impossible_folder_is_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(
         ResourceExhaustedError, match=r"file/datasets/1: .*let the dispatcher's user write there"
@@ -196,9 +194,7 @@ except ResourceExhaustedError as error:
 """
 
 
-def test_a_text_beyond_the_limit_of_the_user_is_told(
-    tmp_path: Path, child: Callable[..., Popen[str]]
-) -> None:
+def test_text_above_file_limit_is_error(tmp_path: Path, child: Callable[..., Popen[str]]) -> None:
     filling = child(FILLING, str(tmp_path))
     assert filling.communicate(timeout=50)[0] == "before\n"
     assert os.listdir(tmp_path / "datasets") == ["1"]
@@ -261,7 +257,7 @@ SPOILED = [
 
 @pytest.mark.parametrize(("spoil", "told"), SPOILED)
 @pytest.mark.parametrize("name", [".", "datasets", "journal.db"])
-def test_a_work_dir_of_another_user_or_open_to_one_is_refused(
+def test_foreign_work_dir_is_refused(
     tmp_path: Path, name: str, spoil: Callable[[Path], None], told: str
 ) -> None:
     DatasetStore(str(tmp_path)).put("1", "x")
@@ -275,7 +271,7 @@ def test_a_work_dir_of_another_user_or_open_to_one_is_refused(
 
 
 @pytest.mark.parametrize(("spoil", "told"), SPOILED)
-def test_a_dataset_that_another_user_could_have_written_is_not_run(
+def test_foreign_dataset_is_not_run(
     tmp_path: Path, spoil: Callable[[Path], None], told: str
 ) -> None:
     store = DatasetStore(str(tmp_path))
@@ -285,14 +281,14 @@ def test_a_dataset_that_another_user_could_have_written_is_not_run(
         store.get("1")
 
 
-def test_a_pipe_in_place_of_a_dataset_holds_nothing_up(tmp_path: Path) -> None:
+def test_pipe_in_place_of_dataset_blocks_nothing(tmp_path: Path) -> None:
     store = DatasetStore(str(tmp_path))
     os.mkfifo(tmp_path / "datasets" / "1", 0o600)
     with pytest.raises(DataLossError, match="it cannot be read: it is not a regular file"):
         store.get("1")
 
 
-def test_a_work_dir_that_others_may_read_stays_and_a_new_one_is_private(tmp_path: Path) -> None:
+def test_readable_work_dir_is_accepted(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     DatasetStore(str(tmp_path)).put("1", "x")
     DatasetStore(str(tmp_path / "new"))

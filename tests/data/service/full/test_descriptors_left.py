@@ -88,7 +88,7 @@ def descriptors() -> Counter[str]:
 
 @pytest.mark.shares_cluster
 @pytest.mark.parametrize("use", USES)
-def test_nothing_is_left(
+def test_service_leaves_no_descriptors(
     cluster: zd.DispatchServer, use: Callable[[zd.DispatchServer], None]
 ) -> None:
     use(cluster)

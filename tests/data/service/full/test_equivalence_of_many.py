@@ -33,7 +33,7 @@ def check_all(services: Services, cases: Iterable[int]) -> Counter[str]:
 
 
 @pytest.mark.timeout(300)
-def test_the_service_gives_the_elements_of_a_plain_run(services: Services, seed: int) -> None:
+def test_service_gives_elements_of_plain_run(services: Services, seed: int) -> None:
     check_all(services, range(seed * CASES_OF_A_SEED, (seed + 1) * CASES_OF_A_SEED))
 
 
@@ -57,7 +57,7 @@ def bug_of_later_passes(monkeypatch: Any) -> None:
     ("bug", "mode"),
     [(bug_of_states, "local"), (bug_of_states, "ordered"), (bug_of_later_passes, "exactly_once")],
 )
-def test_a_planted_bug_is_found(services: Services, monkeypatch: Any, bug: Any, mode: str) -> None:
+def test_planted_bug_is_found(services: Services, monkeypatch: Any, bug: Any, mode: str) -> None:
     bug(monkeypatch)
     with pytest.raises(AssertionError, match=r"instead of|too few"):
         check_all(services, [case for case in range(1000) if drawn(case).mode == mode])

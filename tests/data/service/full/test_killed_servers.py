@@ -21,7 +21,7 @@ from zmqdist.data.service.snapshots.distributed_save import distributed_save
 from zmqdist.errors import UnavailableError
 
 
-def test_a_killed_worker_costs_at_most_what_it_had_and_a_dynamic_epoch_ends() -> None:
+def test_killed_worker_costs_only_its_elements() -> None:
     with process_cluster(2) as (dispatcher, workers):
         iterator = iter(Dataset.range(4 * LONG).apply(distribute(DYNAMIC, dispatcher.address)))
         found = take(iterator, 10)
@@ -31,7 +31,7 @@ def test_a_killed_worker_costs_at_most_what_it_had_and_a_dynamic_epoch_ends() ->
         workers[0].start()
 
 
-def test_a_worker_that_was_killed_begins_its_whole_dataset_again() -> None:
+def test_restarted_worker_repeats_whole_dataset() -> None:
     with process_cluster(1, worker_timeout_ms=60_000) as (dispatcher, workers):
         iterator = iter(
             Dataset.range(LONG).apply(distribute(ShardingPolicy.OFF, dispatcher.address))
@@ -44,7 +44,7 @@ def test_a_worker_that_was_killed_begins_its_whole_dataset_again() -> None:
         assert rest[again:] == list(range(LONG))
 
 
-def test_a_worker_that_stays_away_is_given_up_and_the_iteration_ends() -> None:
+def test_iteration_ends_without_absent_worker() -> None:
     with process_cluster(2) as (dispatcher, workers):
         iterator = iter(
             Dataset.range(LONG).apply(distribute(ShardingPolicy.OFF, dispatcher.address))
@@ -89,7 +89,7 @@ def test_data_that_kills_workers_is_named() -> None:
                 worker.kill()
 
 
-def test_groups_stay_pure_when_workers_and_the_dispatcher_are_killed() -> None:
+def test_groups_survive_kills_of_servers() -> None:
     with process_cluster(2) as (dispatcher, workers), reading(dispatcher, 4) as read:
         read.read_until_zeros(2)
         for each in (workers[0], dispatcher, workers[1]):
@@ -100,7 +100,7 @@ def test_groups_stay_pure_when_workers_and_the_dispatcher_are_killed() -> None:
         read.check()
 
 
-def test_a_killed_worker_that_does_not_come_back_is_replaced(tmp_path: Path) -> None:
+def test_killed_worker_is_replaced(tmp_path: Path) -> None:
     with process_cluster(2) as (dispatcher, workers):
         gate = Gate(tmp_path)
         handle = distributed_save(

@@ -17,7 +17,7 @@ from zmqdist.data.experimental import SHARD_HINT
 pytestmark = pytest.mark.shares_cluster
 
 
-def test_one_local_worker() -> None:
+def test_local_worker_among_many_is_read() -> None:
     with MultiProcessCluster(1, 5) as cluster:
         assert values(local(cluster, Dataset.range(10), data_transfer_protocol="local")) == TEN
 

@@ -22,7 +22,7 @@ killed."""
 TAKEN = 10
 
 
-def test_many_readers_have_few_processes_and_survive_the_death_of_one() -> None:
+def test_readers_share_few_processes() -> None:
     with serving(WORKERS) as service:
         everybody = threading.Barrier(READERS + 1, timeout=50.0)
         running: set[int] = set()

@@ -57,7 +57,7 @@ def check(read: list[Any], size: int) -> None:
 
 @pytest.mark.parametrize("size", [BYTES, SMALL], ids=["one reply", "many small elements"])
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another task"])
-def test_the_last_elements_of_a_task_arrive(
+def test_slow_reader_gets_last_elements_of_task(
     fast: set[str], monkeypatch: pytest.MonkeyPatch, size: int, beside: bool
 ) -> None:
     # tasks share a process
@@ -71,9 +71,7 @@ def test_the_last_elements_of_a_task_arrive(
 
 
 @pytest.mark.parametrize("options", [(), ("--threads",)], ids=["with processes", "with threads"])
-def test_a_worker_sends_its_last_elements_before_it_leaves(
-    fast: set[str], options: tuple[str, ...]
-) -> None:
+def test_leaving_worker_sends_last_elements(fast: set[str], options: tuple[str, ...]) -> None:
     with serving() as service:  # another worker takes over what this one has not begun
         fast.add(service.dispatcher.address)
         command = [

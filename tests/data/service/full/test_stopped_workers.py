@@ -12,7 +12,7 @@ from zmqdist.servers.dispatch_server import DispatchServer
 from zmqdist.transport.memory_limits import is_alive
 
 
-def test_a_worker_that_was_stopped_and_goes_on_has_new_processes_and_tells_no_crash() -> None:
+def test_resumed_worker_reports_no_crash() -> None:
     with (
         DispatchServer(DispatcherConfig(lease_s=3.0)) as dispatcher,
         worker_process(dispatcher) as worker,

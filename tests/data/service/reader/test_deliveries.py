@@ -100,9 +100,7 @@ def test_tasks_take_turns_by_number_whichever_replies_first() -> None:
     assert consumer.elements == ["one 0", "two 0", "one 1", "two 1"]
 
 
-def test_an_element_waits_until_all_consumers_have_theirs_and_is_dropped_if_its_task_ends_before() -> (
-    None
-):
+def test_element_waits_until_all_consumers_have_their_parts() -> None:
     consumer = Consumer()
     consumer.tell(news(there(1)))
     consumer.answer(1, ["a", "b", "c"], 3, 0)
@@ -111,7 +109,7 @@ def test_an_element_waits_until_all_consumers_have_theirs_and_is_dropped_if_its_
     assert consumer.elements == ["a", "b"]
 
 
-def test_a_consumer_that_is_held_begins_no_round_after_the_one_where_it_stopped() -> None:
+def test_held_consumer_begins_no_later_round() -> None:
     consumer = Consumer()
     consumer.tell(news(there(1)))
     consumer.tell(news(there(1), hold=True))
@@ -122,7 +120,7 @@ def test_a_consumer_that_is_held_begins_no_round_after_the_one_where_it_stopped(
     assert consumer.elements == ["a", "b"]
 
 
-def test_a_task_whose_worker_is_away_and_does_not_reply_is_reported_to_the_dispatcher() -> None:
+def test_silent_task_of_lost_worker_is_reported() -> None:
     consumer = Consumer()
     consumer.tell(news(there(1)))
     consumer.tell(news(there(1, incarnation=-1)))
@@ -131,7 +129,7 @@ def test_a_task_whose_worker_is_away_and_does_not_reply_is_reported_to_the_dispa
     assert consumer.machine.watch_args() == (-1, {1: 0})
 
 
-def test_a_failed_task_ends_the_reading_at_its_turn() -> None:
+def test_failed_task_ends_reading_at_its_turn() -> None:
     consumer = Consumer()
     consumer.tell(news(there(1), there(2)))
     consumer.fail(2, InvalidArgumentError("bad element"))
@@ -141,7 +139,7 @@ def test_a_failed_task_ends_the_reading_at_its_turn() -> None:
     assert [type(error) for error in consumer.over] == [InvalidArgumentError]
 
 
-def test_a_reader_with_a_full_queue_requests_no_more_rounds() -> None:
+def test_full_queue_requests_no_rounds() -> None:
     consumer = Consumer()
     consumer.tell(news(there(1)))
     for first in range(0, 64, 32):
@@ -153,7 +151,7 @@ def test_a_reader_with_a_full_queue_requests_no_more_rounds() -> None:
     assert 1 in consumer.asked
 
 
-def test_a_request_to_a_worker_that_does_not_reply_is_repeated_after_growing_pauses() -> None:
+def test_unanswered_request_repeats_after_growing_pauses() -> None:
     machine = PlainDelivery(5, "", -1)
     machine.handle(news(there(1)), 0.0)
     asks = [
@@ -193,7 +191,7 @@ def test_two_requests_that_fail_together_lengthen_the_pause_once() -> None:
     assert pauses == [0.001, 0.001]
 
 
-def test_a_task_that_replies_gets_a_request_at_once_although_another_has_failed() -> None:
+def test_replying_task_gets_request_despite_failed_one() -> None:
     machine = PlainDelivery(5, "", -1)
     machine.handle(ConsumerBegan(), 0.0)
     first, second = machine.handle(news(there(1)), 0.0)
@@ -210,7 +208,7 @@ def test_a_task_that_replies_gets_a_request_at_once_although_another_has_failed(
     assert [type(effect) for effect in asked] == [RequestElements, RequestElements]
 
 
-def test_in_order_the_task_with_the_next_portion_gets_a_request_however_many_others_have() -> None:
+def test_ordered_read_requests_next_portion() -> None:
     """When many elements wait for their turn, the reader requests nothing from other tasks, so no
     other reply would let it continue."""
     consumption = Consumption(nullcontext(), 1, Consumed())
@@ -238,7 +236,7 @@ def test_in_order_the_task_with_the_next_portion_gets_a_request_however_many_oth
 
 
 @pytest.mark.parametrize("ends", ["a lost answer", "another life"])
-def test_in_order_a_task_is_not_taken_for_the_holder_of_the_next_portion_by_its_past(
+def test_ordered_read_ignores_lost_portions_in_hand(
     ends: str,
 ) -> None:
     """Meanwhile another task may have the portion. When many elements wait, only the task that
@@ -277,9 +275,7 @@ def test_in_order_a_task_is_not_taken_for_the_holder_of_the_next_portion_by_its_
 
 
 @pytest.mark.parametrize(("allowed", "asked"), [(-1, [0, 1, 2]), (4, [0])])
-def test_w2_a_full_window_does_not_keep_the_consumer_from_its_next_element(
-    allowed: int, asked: list[int]
-) -> None:
+def test_w2_full_window_does_not_delay_next_element(allowed: int, asked: list[int]) -> None:
     """Batches out of turn fill the window. If the task with the next batch got no request, the
     reader would wait for ever."""
     window = TaskWindow(5, "", allowed)
@@ -292,7 +288,7 @@ def test_w2_a_full_window_does_not_keep_the_consumer_from_its_next_element(
     assert window.requests(window.available(), starving=True) == [], "once"
 
 
-def test_in_order_a_waiting_consumer_causes_requests_to_tasks_without_one() -> None:
+def test_ordered_read_requests_from_idle_tasks() -> None:
     consumption = Consumption(nullcontext(), 1, Consumed())
     window = TaskWindow(5, "", -1)
     machine = ExactlyOnceDelivery(window, consumption, 1, 0, True, Consumed())
@@ -304,7 +300,7 @@ def test_in_order_a_waiting_consumer_causes_requests_to_tasks_without_one() -> N
     assert isinstance(question, RequestElements)
 
 
-def test_w3_a_task_that_returns_at_the_same_incarnation_gets_no_request_beyond_its_two() -> None:
+def test_w3_returning_incarnation_keeps_two_requests() -> None:
     window = TaskWindow(5, "", -1)
     window.note(news(there(1, incarnation=7)))
     assert [ask.source.incarnation for ask in window.requests(window.available())] == [7, 7]

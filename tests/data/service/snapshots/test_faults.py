@@ -55,9 +55,7 @@ def test_recovery_succeeds_and_blocks_overwrite(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("now", ["nothing", "an empty folder", "a file", "another dataset"])
-def test_a_snapshot_that_its_owner_has_removed_keeps_no_dispatcher_from_starting(
-    tmp_path: Path, now: str
-) -> None:
+def test_removed_snapshot_does_not_prevent_start(tmp_path: Path, now: str) -> None:
     path = tmp_path / "s"
     with TestCluster(1) as cluster:
         distributed_save(Dataset.range(10), str(path), cluster.dispatcher_address()).wait(WAIT_S)
@@ -92,9 +90,7 @@ def test_a_snapshot_that_its_owner_has_removed_keeps_no_dispatcher_from_starting
         ("stream_0/splits/source_0/repetition_0/split_0_7", RuntimeError, "Found missing global"),
     ],
 )
-def test_a_bad_folder_stops_the_dispatcher_from_starting(
-    tmp_path: Path, name: str, error: Any, text: str
-) -> None:
+def test_invalid_folder_prevents_start(tmp_path: Path, name: str, error: Any, text: str) -> None:
     config = DispatcherConfig(work_dir=str(tmp_path / "work"), fault_tolerant_mode=True)
     with DispatchServer(config) as dispatcher:
         distributed_save(Dataset.range(10), str(tmp_path / "s"), dispatcher.address)
@@ -116,7 +112,7 @@ def test_a_bad_folder_stops_the_dispatcher_from_starting(
         pass  # nothing was overwritten
 
 
-def test_a_snapshot_whose_folder_is_gone_is_forgotten(tmp_path: Path) -> None:
+def test_snapshot_without_folder_is_forgotten(tmp_path: Path) -> None:
     with TestCluster(1) as cluster:
         saved(cluster, Dataset.range(10), tmp_path / "s")
         (tmp_path / "s").rename(tmp_path / "moved")
@@ -159,9 +155,7 @@ DATASETS = {
 @pytest.mark.parametrize(
     ("kind", "workers"), [("dataset_recovers", 1), ("large_multi_source", 3), ("repeated", 3)]
 )
-def test_a_save_completes_over_restarts_of_everything(
-    tmp_path: Path, kind: str, workers: int
-) -> None:
+def test_save_completes_over_restarts(tmp_path: Path, kind: str, workers: int) -> None:
     save_over_restarts(tmp_path, kind, workers)
 
 
@@ -189,7 +183,7 @@ def test_several_saves_complete_over_restarts_of_everything(tmp_path: Path) -> N
     assert all(loaded(tmp_path / str(number)) == list(range(100)) for number in range(3))
 
 
-def test_a_worker_that_is_gone_for_good_leaves_its_stream_to_another(tmp_path: Path) -> None:
+def test_stream_of_lost_worker_is_taken_over(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     with TestCluster(1) as cluster:
         handle = begun(cluster, Dataset.range(100), tmp_path / "s", gate)
@@ -207,7 +201,7 @@ def test_a_worker_that_is_gone_for_good_leaves_its_stream_to_another(tmp_path: P
 
 @pytest.mark.processes("distributed snapshot")
 @pytest.mark.killed("distributed snapshot")
-def test_every_element_is_there_once_when_processes_are_killed(tmp_path: Path) -> None:
+def test_killed_processes_keep_elements_once(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     dataset = Dataset.range(3000).repeat(2).shuffle(100, seed=1)
     with process_cluster(2) as (dispatcher, workers):

@@ -63,7 +63,7 @@ def note_pid(folder: Path) -> Callable[[Any], Any]:
     return step
 
 
-def test_a_stream_is_written_by_a_process_of_its_own(tmp_path: Path) -> None:
+def test_stream_has_process_of_its_own(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     pids.mkdir()
     with saving(tmp_path, 2) as (address, workers):
@@ -84,7 +84,7 @@ def test_a_stream_is_written_by_a_process_of_its_own(tmp_path: Path) -> None:
         assert all(each.completed for each in progresses(workers))
 
 
-def test_a_crash_costs_nothing_where_it_does_not_come_again(tmp_path: Path) -> None:
+def test_single_crash_costs_nothing(tmp_path: Path) -> None:
     mark = tmp_path / "crashed"
 
     def step(x: Any) -> Any:
@@ -100,7 +100,7 @@ def test_a_crash_costs_nothing_where_it_does_not_come_again(tmp_path: Path) -> N
         assert loaded(path) == list(range(1000))
 
 
-def test_a_pipeline_that_crashes_each_time_fails_its_snapshot_and_leaves_the_worker(
+def test_repeated_crash_fails_snapshot(
     tmp_path: Path,
 ) -> None:
     def step(x: Any) -> Any:
@@ -120,7 +120,7 @@ def test_a_pipeline_that_crashes_each_time_fails_its_snapshot_and_leaves_the_wor
         assert loaded(tmp_path / "good") == list(range(10))
 
 
-def test_a_pipeline_that_exits_fails_its_snapshot(tmp_path: Path) -> None:
+def test_exiting_pipeline_fails_snapshot(tmp_path: Path) -> None:
     with saving(tmp_path, 1) as (address, _):
         saved = distributed_save(
             Dataset.range(10).map(lambda x: sys.exit(3), **INTS), str(tmp_path / "bad"), address
@@ -129,9 +129,7 @@ def test_a_pipeline_that_exits_fails_its_snapshot(tmp_path: Path) -> None:
             saved.wait(WAIT_S)
 
 
-def test_a_cancelled_save_ends_its_process_whatever_it_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancelled_save_ends_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zmqdist.data.service.snapshots.stream.END_S", 0.1)
     pids = tmp_path / "pids"
     pids.mkdir()
@@ -153,7 +151,7 @@ def test_a_cancelled_save_ends_its_process_whatever_it_does(
         until(lambda: not is_alive(int(pid)), "its end")
 
 
-def test_a_worker_that_leaves_hands_its_stream_on(tmp_path: Path) -> None:
+def test_leaving_worker_hands_stream_on(tmp_path: Path) -> None:
     go = tmp_path / "go"
 
     def step(x: Any) -> Any:

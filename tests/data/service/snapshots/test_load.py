@@ -91,7 +91,7 @@ def test_load_with_custom_reader_func(tmp_path: Path, chunk: int) -> None:
     assert read == list(range(50))
 
 
-def test_a_reader_can_mix_the_chunks_anew_in_each_pass(tmp_path: Path) -> None:
+def test_passes_can_shuffle_chunks(tmp_path: Path) -> None:
     save(Dataset.range(50), tmp_path / "s", chunk_bytes_max=8)
     dataset = Dataset.load(
         str(tmp_path / "s"), reader_func=lambda chunks: in_order(chunks.shuffle(50))
@@ -101,7 +101,7 @@ def test_a_reader_can_mix_the_chunks_anew_in_each_pass(tmp_path: Path) -> None:
     assert sorted(first) == sorted(second) == list(range(50))
 
 
-def test_the_order_is_the_same_in_every_pass(tmp_path: Path) -> None:
+def test_passes_have_same_order(tmp_path: Path) -> None:
     save(Dataset.range(100), tmp_path / "s", 3, chunk_bytes_max=80)
     passes = [numbers(Dataset.load(str(tmp_path / "s"))) for _ in range(3)]
     assert passes[0] == passes[1] == passes[2]
@@ -123,7 +123,7 @@ def _names(chunks: Dataset) -> list[str]:
 
 
 @pytest.mark.parametrize(("repetitions", "wanted"), [(1, 5), (2, 10), (None, INFINITE_CARDINALITY)])
-def test_the_number_of_chunks_is_known_when_all_are_there(
+def test_cardinality_is_known_when_complete(
     tmp_path: Path, repetitions: int | None, wanted: int
 ) -> None:
     counts: list[int] = []
@@ -149,7 +149,7 @@ def test_enumerate(tmp_path: Path) -> None:
 # -- while it is being written ---------------------------------------------------------------------
 
 
-def test_what_is_committed_can_be_read_while_the_rest_is_written(tmp_path: Path) -> None:
+def test_committed_chunks_can_be_read_early(tmp_path: Path) -> None:
     """The writer waits for its reader: elements come before the snapshot is whole."""
     go_on = threading.Semaphore(20)
     read: list[int] = []
@@ -218,9 +218,7 @@ def test_sample_before_and_after(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", [0, 1, 7, 19, 20])
 @pytest.mark.parametrize("reader", [None, in_order])
-def test_a_state_at_any_place_gives_the_same_remainder(
-    tmp_path: Path, place: int, reader: Any
-) -> None:
+def test_saved_state_gives_same_remainder(tmp_path: Path, place: int, reader: Any) -> None:
     save(Dataset.range(20), tmp_path / "s", 2, chunk_bytes_max=24)
     dataset = Dataset.load(str(tmp_path / "s"), reader_func=reader)
     first = iter(dataset)
@@ -232,7 +230,7 @@ def test_a_state_at_any_place_gives_the_same_remainder(
     assert numbers(second) == numbers(first)
 
 
-def test_a_state_of_a_snapshot_that_was_being_written_goes_on_when_it_is_whole(
+def test_state_of_unfinished_snapshot_continues(
     tmp_path: Path,
 ) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(20))
@@ -271,7 +269,7 @@ def test_chunks_are_dealt_out_one_by_one(tmp_path: Path, whole: bool, repetition
     assert sorted(found) == sorted(list(range(20)) * repetitions)
 
 
-def test_the_chunks_are_files_that_can_be_divided(tmp_path: Path) -> None:
+def test_chunks_can_be_sharded(tmp_path: Path) -> None:
     save(Dataset.range(20), tmp_path / "s", chunk_bytes_max=8)
     dataset = Dataset.load(str(tmp_path / "s"))
 
@@ -289,7 +287,7 @@ def test_snapshot_does_not_exist(tmp_path: Path) -> None:
         Dataset.load(str(tmp_path / "s"))
 
 
-def test_a_snapshot_that_failed_is_not_loaded(tmp_path: Path) -> None:
+def test_failed_snapshot_is_not_loaded(tmp_path: Path) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(10).map(fails_at_five))
     with pytest.raises(InvalidArgumentError):
         write(snapshot)
@@ -297,7 +295,7 @@ def test_a_snapshot_that_failed_is_not_loaded(tmp_path: Path) -> None:
         Dataset.load(str(tmp_path / "s"))
 
 
-def test_a_snapshot_that_fails_while_it_is_read_gives_the_writers_error(tmp_path: Path) -> None:
+def test_failure_during_load_has_error_of_writer(tmp_path: Path) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(10).map(fails_at_five))
     dataset = Dataset.load(str(tmp_path / "s"))
     with writing(snapshot, 1), pytest.raises(InvalidArgumentError, match="element is NaN"):
@@ -319,9 +317,7 @@ def test_bad_element_spec_and_bad_compression(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, ""])
-def test_the_file_of_the_spec_is_optional_and_may_be_empty(
-    tmp_path: Path, content: str | None
-) -> None:
+def test_spec_file_is_optional(tmp_path: Path, content: str | None) -> None:
     save(Dataset.range(10), tmp_path / "s")
     file = tmp_path / "s" / "dataset_spec.json"
     assert json.loads(file.read_text()) == {"shape": [], "dtype": "<i8"}
@@ -331,14 +327,14 @@ def test_the_file_of_the_spec_is_optional_and_may_be_empty(
     assert load(tmp_path / "s") == list(range(10))
 
 
-def test_a_chunk_that_is_gone_from_a_whole_snapshot_is_data_loss(tmp_path: Path) -> None:
+def test_missing_chunk_is_data_loss(tmp_path: Path) -> None:
     save(Dataset.range(10), tmp_path / "s", chunk_bytes_max=8)
     (tmp_path / "s" / "chunks" / "chunk_0_3_1").unlink()
     with pytest.raises(DataLossError, match="lost chunk 3 of stream 0"):
         list(Dataset.load(str(tmp_path / "s"), reader_func=in_order))
 
 
-def test_a_snapshot_at_a_url(tmp_path: Path) -> None:
+def test_snapshot_at_url(tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
     save(Dataset.range(50), f"file://{tmp_path}/s", 2, chunk_bytes_max=24, interval_s=always)
     assert load(f"file://{tmp_path}/s") == list(range(50))  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ def machine_of(
 TWO = OwnerChanged(0, "a"), OwnerChanged(1, "b")
 
 
-def test_a_decision_changes_nothing_before_its_record_is_applied() -> None:
+def test_decision_takes_effect_with_its_record() -> None:
     machine = machine_of()
     for _ in range(2):
         assert machine.assign("a") == (0, [OwnerChanged(0, "a")])
@@ -54,7 +54,7 @@ def test_a_decision_changes_nothing_before_its_record_is_applied() -> None:
     assert machine.hand_out("a", 0, 0, 0, 2, 99)[0] == (2, 2)
 
 
-def test_a_worker_gets_its_own_stream_then_an_orphan_then_a_new_one() -> None:
+def test_worker_gets_own_stream_then_orphan_then_new() -> None:
     machine = machine_of(*TWO)
     assert machine.assign("a") == (0, [])
     assert machine.assign("c", may_begin=False) == (None, [])
@@ -65,7 +65,7 @@ def test_a_worker_gets_its_own_stream_then_an_orphan_then_a_new_one() -> None:
     assert machine.assign("c") == (2, [OwnerChanged(2, "c")])
 
 
-def test_the_last_stream_completes_the_snapshot() -> None:
+def test_last_stream_completes_snapshot() -> None:
     machine = machine_of(*TWO)
     assert machine.finished("a", 0) == [StreamCompleted(0)]
     machine.apply(StreamCompleted(0))
@@ -83,7 +83,7 @@ def test_the_last_stream_completes_the_snapshot() -> None:
     )
 
 
-def test_a_snapshot_ends_even_if_its_end_cannot_be_written() -> None:
+def test_unwritten_end_still_ends_snapshot() -> None:
     full = ResourceExhaustedError("no space left")
     machine = machine_of(*TWO[:1], StreamCompleted(0))
     assert machine.not_written(SnapshotCompleted(), full) == [SnapshotFailed(full)]
@@ -127,7 +127,7 @@ def test_positions_that_a_worker_must_not_have_are_refused(case: str) -> None:
         machine_of(*TWO, *records).hand_out(*question, 1)  # type: ignore[arg-type]
 
 
-def test_a_restored_machine_writes_the_records_that_its_predecessor_did_not_write() -> None:
+def test_restored_machine_writes_missing_end() -> None:
     def restored(*states: StreamState, failures: tuple[DataLossError, ...] = ()) -> list[Record]:
         streams = [
             StreamAssignment(number, f"w{number}", state) for number, state in enumerate(states)
@@ -152,7 +152,7 @@ def test_sources_without_an_end_have_positions_without_an_end() -> None:
     assert machine_of(counts=(3, 4), repetitions=(2, 1)).figures()["positions"] == 10
 
 
-def test_the_snapshot_with_the_fewest_workers_is_first() -> None:
+def test_snapshot_with_fewest_workers_is_first() -> None:
     owners = {"x": {"a", "b"}, "y": set(), "z": {"c"}}
     assert begin_order(owners, {}, 3) == ["y", "z", "x"]
     assert begin_order(owners, {"y": 0}, 3) == ["z", "x"]

@@ -63,7 +63,7 @@ def ask(
 # -- making one ------------------------------------------------------------------------------------
 
 
-def test_a_snapshot_begins_with_its_skeleton_and_its_metadata(tmp_path: Path) -> None:
+def test_new_folder_has_skeleton_and_metadata(tmp_path: Path) -> None:
     unknown = Dataset.zip(Dataset.range(3).filter(lambda x: True), Dataset.range(3))
     begin(tmp_path / "s", unknown.map(lambda x, y: x))
     assert sorted(os.listdir(tmp_path / "s")) == [
@@ -78,7 +78,7 @@ def test_a_snapshot_begins_with_its_skeleton_and_its_metadata(tmp_path: Path) ->
     assert recovered.progress()["positions"] == -1
 
 
-def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_impossible_save_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="Saving an infinite dataset is not allowed"):
         begin(tmp_path / "s", Dataset.counter())
     with pytest.raises(UnimplementedError, match="Splitting is not implemented for from_generator"):
@@ -92,14 +92,14 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path: Pa
     assert os.listdir(tmp_path) == []
 
 
-def test_a_path_that_is_there_is_left_alone(tmp_path: Path) -> None:
+def test_existing_path_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     with pytest.raises(AlreadyExistsError, match="already started or completed"):
         begin(tmp_path / "s", Dataset.range(4))
     assert os.listdir(tmp_path / "s") == []
 
 
-def test_a_path_that_is_known_cannot_be_saved_to_again(tmp_path: Path) -> None:
+def test_known_path_is_refused(tmp_path: Path) -> None:
     snapshots = several(tmp_path, 1)
     with pytest.raises(AlreadyExistsError, match="is already started or completed"):
         make(snapshots, tmp_path / "s0")
@@ -107,7 +107,7 @@ def test_a_path_that_is_known_cannot_be_saved_to_again(tmp_path: Path) -> None:
         snapshots["elsewhere"]
 
 
-def test_a_request_that_is_made_again_is_the_same_snapshot(tmp_path: Path) -> None:
+def test_repeated_request_is_same_snapshot(tmp_path: Path) -> None:
     snapshots = SnapshotManager()
     for _ in range(2):
         make(snapshots, tmp_path / "s", "wish 1")
@@ -121,18 +121,18 @@ def test_a_request_that_is_made_again_is_the_same_snapshot(tmp_path: Path) -> No
 # -- who writes which stream -----------------------------------------------------------------------
 
 
-def test_a_worker_has_one_stream_of_a_snapshot_and_gets_it_again(tmp_path: Path) -> None:
+def test_worker_has_one_stream_of_snapshot(tmp_path: Path) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(10))
     assert [snapshot.assign(worker) for worker in ("a", "b", "a", "c")] == [0, 1, 0, 2]
     assert (tmp_path / "s" / "streams" / "stream_1" / "owner_worker").read_text() == "b"
 
 
-def test_one_stream_more_with_each_question(tmp_path: Path) -> None:
+def test_request_adds_at_most_one_stream(tmp_path: Path) -> None:
     snapshots = several(tmp_path, 3)
     assert [len(snapshots.assign("w")) for _ in range(5)] == [1, 2, 3, 3, 3]
 
 
-def test_the_snapshot_with_the_fewest_workers_is_next(tmp_path: Path) -> None:
+def test_snapshot_with_fewest_workers_is_next(tmp_path: Path) -> None:
     snapshots = several(tmp_path, 2, concurrent_max=1)
     counts = [
         [len(each.owners()) for each in snapshots.all()]
@@ -155,7 +155,7 @@ def test_workers_dont_exceed_max_stream_assignments(tmp_path: Path, most: int) -
     assert len(found) == most
 
 
-def test_no_stream_begins_when_one_has_come_to_its_end(tmp_path: Path) -> None:
+def test_first_ended_stream_stops_new_ones(tmp_path: Path) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(10))
     assert [snapshot.assign("a"), snapshot.assign("b")] == [0, 1]
     snapshot.finished("a", 0)
@@ -168,7 +168,7 @@ def test_no_stream_begins_when_one_has_come_to_its_end(tmp_path: Path) -> None:
     assert os.path.exists(snapshot_done_path(snapshot.path))
 
 
-def test_the_stream_of_a_lost_worker_goes_to_its_former_owner_or_to_another(tmp_path: Path) -> None:
+def test_orphan_goes_to_next_requesting_worker(tmp_path: Path) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(10))
     assert [snapshot.assign(worker) for worker in "abc"] == [0, 1, 2]
     for worker in "ab":
@@ -189,7 +189,7 @@ def test_the_stream_of_a_lost_worker_goes_to_its_former_owner_or_to_another(tmp_
     assert SnapshotFolder.recover(snapshot.path).streams()[0].owner == "c"
 
 
-def test_an_owner_that_was_thought_lost_goes_on_until_another_has_its_stream(
+def test_owner_writes_until_stream_is_taken_over(
     tmp_path: Path,
 ) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(10))
@@ -198,7 +198,7 @@ def test_an_owner_that_was_thought_lost_goes_on_until_another_has_its_stream(
     assert ask(snapshot, "a", 0, 0) == (0, 1)
 
 
-def test_a_failed_stream_fails_the_snapshot_and_ends_the_others(tmp_path: Path) -> None:
+def test_failed_stream_fails_snapshot(tmp_path: Path) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(10))
     assert [snapshot.assign(worker) for worker in "ab"] == [0, 1]
     snapshot.failed("elsewhere", 0, DataLossError(None, None, "not its own"))
@@ -213,7 +213,7 @@ def test_a_failed_stream_fails_the_snapshot_and_ends_the_others(tmp_path: Path) 
     assert isinstance(snapshot_layout.read_error(snapshot.path), DataLossError)
 
 
-def test_a_cancelled_snapshot_says_so(tmp_path: Path) -> None:
+def test_cancelled_snapshot_has_its_error(tmp_path: Path) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(10))
     snapshot.assign("a")
     snapshot.cancel()
@@ -241,7 +241,7 @@ def test_figures_of_progress(tmp_path: Path) -> None:
 # -- what is handed out ----------------------------------------------------------------------------
 
 
-def test_each_position_goes_to_one_stream_and_is_a_file_before_it_is_told(tmp_path: Path) -> None:
+def test_positions_are_files_before_their_reply(tmp_path: Path) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(3))
     assert [snapshot.assign(worker) for worker in "ab"] == [0, 1]
     assert [ask(snapshot, "a", 0, 0), ask(snapshot, "b", 1, 0), ask(snapshot, "a", 0, 1)] == [
@@ -260,7 +260,7 @@ def test_each_position_goes_to_one_stream_and_is_a_file_before_it_is_told(tmp_pa
     ]
 
 
-def test_asked_again_it_gives_the_same(tmp_path: Path) -> None:
+def test_repeated_request_gives_same_positions(tmp_path: Path) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(1000))
     assert [snapshot.assign(worker) for worker in "ab"] == [0, 1]
     first = [
@@ -283,7 +283,7 @@ def test_asked_again_it_gives_the_same(tmp_path: Path) -> None:
         ask(again, "a", 0, 0, source=1)
 
 
-def test_runs_shrink_towards_the_end_so_that_no_stream_waits_for_another(tmp_path: Path) -> None:
+def test_runs_shrink_towards_end(tmp_path: Path) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(1000))
     assert [snapshot.assign(worker) for worker in "ab"] == [0, 1]
     taken, counts = 0, []
@@ -315,7 +315,7 @@ def test_repetitions_are_dealt_each_for_itself(tmp_path: Path) -> None:
         max_size=60,
     ),
 )
-def test_whatever_is_asked_each_position_has_one_stream(
+def test_positions_have_one_stream_at_random(
     tmp_path_factory: pytest.TempPathFactory, length: int, events: list[Any]
 ) -> None:
     snapshot = begin(tmp_path_factory.mktemp("any") / "s", Dataset.range(length).repeat(2))
@@ -414,7 +414,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("case", BAD, ids=lambda case: case[2].replace("/", " "))
-def test_what_cannot_be_right_in_a_folder_is_named(tmp_path: Path, case: list[Any]) -> None:
+def test_invalid_file_is_named(tmp_path: Path, case: list[Any]) -> None:
     error, text, *files = case
     path = folder(tmp_path, OWNED, *files)
     assert issubclass(error, ValueError if error is InvalidArgumentError else RuntimeError)
@@ -424,7 +424,7 @@ def test_what_cannot_be_right_in_a_folder_is_named(tmp_path: Path, case: list[An
     assert path in str(raised.value)
 
 
-def test_a_folder_is_read_back_as_it_was(tmp_path: Path) -> None:
+def test_folder_restores_snapshot(tmp_path: Path) -> None:
     path = folder(tmp_path, OWNED, f"{SPLITS}/split_0_0=3", f"{SPLITS}/split_3_4", f"{SPLITS}/split_4_9.tmp",
                   "stream_1/owner_worker=a", "stream_1/DONE", "stream_1/splits/source_0/repetition_0/split_0_3",
                   "stream_2/splits/.gitkeep.tmp")  # fmt: skip
@@ -443,7 +443,7 @@ def test_a_folder_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert ask(recovered, "a", 0, 4) == (5, 1)
 
 
-def test_a_stream_that_was_being_made_is_made_again(tmp_path: Path) -> None:
+def test_unfinished_stream_folder_is_reused(tmp_path: Path) -> None:
     path = folder(tmp_path, "stream_0/splits/.tmp")
     recovered = SnapshotFolder.recover(path)
     assert recovered.streams() == []
@@ -457,7 +457,7 @@ def test_streams_that_are_all_done_make_a_snapshot_that_is(tmp_path: Path) -> No
     assert SnapshotFolder.recover(path).mode is SnapshotMode.DONE
 
 
-def test_an_error_in_a_folder_stays_an_error(tmp_path: Path) -> None:
+def test_error_in_folder_persists(tmp_path: Path) -> None:
     path = folder(tmp_path, OWNED, 'stream_0/ERROR={"code": 15, "message": "a bad file"}')
     for _ in range(2):
         recovered = SnapshotFolder.recover(path)
@@ -467,7 +467,7 @@ def test_an_error_in_a_folder_stays_an_error(tmp_path: Path) -> None:
     assert "cannot be read" in str(SnapshotFolder.recover(path).error)
 
 
-def test_a_folder_without_metadata_or_of_a_later_version_is_refused(tmp_path: Path) -> None:
+def test_folder_of_later_version_is_refused(tmp_path: Path) -> None:
     path = folder(tmp_path)
     metadata = Path(path) / "snapshot.metadata"
     metadata.write_text(metadata.read_text().replace('"version": 1', '"version": 2'))
@@ -499,7 +499,7 @@ def test_streams_keep_their_workers_over_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("full", ["DONE", "ERROR"])
-def test_a_disk_that_is_full_at_the_very_end_leaves_nobody_waiting(
+def test_full_disk_at_end_leaves_no_waiter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
 ) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(10))

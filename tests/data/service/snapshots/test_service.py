@@ -148,7 +148,7 @@ def test_distributed_load(tmp_path: Path, mode: ShardingPolicy, times: int) -> N
                 )
 
 
-def test_a_report_about_a_drain_names_the_stream_of_a_worker_and_the_worker_that_continues_it(
+def test_drain_report_names_stream_and_successor(
     tmp_path: Path,
 ) -> None:
     gate, path = Gate(tmp_path), str(tmp_path / "s")
@@ -204,7 +204,7 @@ def test_sample_before_and_after_a_save(tmp_path: Path) -> None:
         assert sorted(values(after)) == sorted([*range(3)] * 50)
 
 
-def test_nonrepeated_dataset_doesnt_produce_second_repetition_dir(tmp_path: Path) -> None:
+def test_single_repetition_has_no_second_folder(tmp_path: Path) -> None:
     with TestCluster(3) as cluster:
         saved(cluster, Dataset.range(100), tmp_path / "s")
     repetitions = {
@@ -237,7 +237,7 @@ def test_requires_fault_tolerant_mode(tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
 
 
-def test_bad_cardinality_duplicate_snapshot_and_sources_that_cannot_be_dealt_out(
+def test_impossible_saves_are_refused(
     tmp_path: Path,
 ) -> None:
     with TestCluster(1) as cluster:
@@ -287,7 +287,7 @@ def test_worker_failure(tmp_path: Path) -> None:
         Dataset.load(str(tmp_path / "s"))
 
 
-def test_a_stream_that_cannot_begin_fails_its_snapshot_and_the_worker_writes_others(
+def test_stream_that_cannot_begin_fails_its_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def spoiled(*args: Any) -> None:
@@ -308,7 +308,7 @@ def streams_being_written(cluster: TestCluster) -> int:
     return sum(worker.running.data_snapshot().writing for worker in cluster.workers)
 
 
-def test_a_worker_failure_while_it_is_read_has_the_writers_code(tmp_path: Path) -> None:
+def test_worker_failure_keeps_code_of_writer(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     with TestCluster(1) as cluster:
         pipeline = gated(Dataset.range(10), gate).map(
@@ -324,7 +324,7 @@ def test_a_worker_failure_while_it_is_read_has_the_writers_code(tmp_path: Path) 
 # -- what it tells ---------------------------------------------------------------------------------
 
 
-def test_listing_the_streams_of_a_snapshot_on_a_slow_disk_does_not_hold_up_the_dispatcher(
+def test_slow_disk_does_not_block_dispatcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the dispatcher hears no heartbeat while its disk is slow, and takes all workers for
@@ -359,7 +359,7 @@ def test_listing_the_streams_of_a_snapshot_on_a_slow_disk_does_not_hold_up_the_d
         handle.wait(WAIT_S)
 
 
-def test_it_returns_at_once_and_its_handle_tells_how_far_it_is(tmp_path: Path) -> None:
+def test_handle_has_progress(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     with TestCluster(2) as cluster:
         handle = distributed_save(
@@ -384,7 +384,7 @@ def test_it_returns_at_once_and_its_handle_tells_how_far_it_is(tmp_path: Path) -
         ] * 2
 
 
-def test_a_cancelled_save_ends_on_all_workers_and_says_so(tmp_path: Path) -> None:
+def test_cancelled_save_ends_on_all_workers(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     with TestCluster(2) as cluster:
         handle = distributed_save(
@@ -442,7 +442,7 @@ def test_workers_dont_exceed_max_stream_assignments(tmp_path: Path, most: int) -
         assert loaded(tmp_path / str(number)) == list(range(50))
 
 
-def test_a_worker_that_leaves_commits_and_others_go_on(tmp_path: Path) -> None:
+def test_leaving_worker_commits_its_stream(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     with TestCluster(1) as cluster:
         dataset = Dataset.range(200)
@@ -463,11 +463,11 @@ def test_a_worker_that_leaves_commits_and_others_go_on(tmp_path: Path) -> None:
     assert loaded(tmp_path / "s") == list(range(200))
 
 
-def test_it_is_known_under_the_names_of_tf_data() -> None:
+def test_distributed_save_has_names_of_tf_data() -> None:
     assert service.distributed_save is experimental.distributed_save is distributed_save
 
 
-def test_a_file_system_without_atomic_rename(tmp_path: Path) -> None:
+def test_file_system_without_rename_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
     with TestCluster(1) as cluster:
         with pytest.raises(FailedPreconditionError, match="no atomic rename"):

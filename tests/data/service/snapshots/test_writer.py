@@ -56,7 +56,7 @@ def crashing(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
         monkeypatch.setattr(storage, name, counted(getattr(storage, name)))
 
 
-def test_a_stream_becomes_chunks_of_the_size_that_was_asked_for(tmp_path: Path) -> None:
+def test_stream_becomes_chunks_of_requested_size(tmp_path: Path) -> None:
     save(Dataset.range(10), tmp_path / "s", chunk_bytes_max=32)
     assert names(tmp_path / "s") == ["chunk_0_0_4", "chunk_0_1_4", "chunk_0_2_2"]
     assert numbers(
@@ -66,7 +66,7 @@ def test_a_stream_becomes_chunks_of_the_size_that_was_asked_for(tmp_path: Path) 
     ) == list(range(10))
 
 
-def test_what_is_left_of_a_stream_that_is_done(tmp_path: Path) -> None:
+def test_finished_stream_leaves_only_done(tmp_path: Path) -> None:
     save(Dataset.range(10), tmp_path / "s", chunk_bytes_max=8, interval_s=always)
     stream = tmp_path / "s" / "streams" / "stream_0"
     assert sorted(os.listdir(stream)) == ["DONE", "owner_worker", "splits", "uncommitted_chunks"]
@@ -81,7 +81,7 @@ def test_what_is_left_of_a_stream_that_is_done(tmp_path: Path) -> None:
     ]
 
 
-def test_an_empty_stream_is_done_without_chunks(tmp_path: Path) -> None:
+def test_empty_stream_has_no_chunks(tmp_path: Path) -> None:
     save(Dataset.range(0), tmp_path / "s", workers=2)
     assert names(tmp_path / "s") == []
     assert numbers(Dataset.load(str(tmp_path / "s"))) == []
@@ -136,7 +136,7 @@ def content(path: Path) -> list[Any]:
 
 @pytest.mark.parametrize("kind", PIPELINES)
 @pytest.mark.parametrize("step", [1, 7])
-def test_every_element_is_there_once_after_a_crash_at_any_point(
+def test_crash_at_any_point_keeps_elements_once(
     kind: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crash_and_go_on(kind, step, range(1, 60, 23), tmp_path, monkeypatch)
@@ -168,7 +168,7 @@ def crash_and_go_on(
         assert content(path) == wanted, f"first {first}, {lives} lives"
 
 
-def test_a_stream_taken_over_while_its_writer_lives_is_written_once(
+def test_stream_of_living_writer_is_written_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At a commit of a writer that is thought dead another one takes its stream over."""
@@ -195,9 +195,7 @@ def test_a_stream_taken_over_while_its_writer_lives_is_written_once(
     assert not storage.exists(snapshot_error_path(str(path / "streams" / "stream_0")))
 
 
-def test_a_chunk_that_was_committed_and_is_gone_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_committed_chunk_is_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "s"
     snapshot = begin(path, Dataset.range(9))
     assert snapshot.assign("w") == 0
@@ -225,7 +223,7 @@ def _stop_at_done(writer: StreamWriter, monkeypatch: pytest.MonkeyPatch) -> None
             writer.run()
 
 
-def test_chunks_before_the_checkpoint_are_moved_and_those_behind_it_deleted(
+def test_chunks_after_checkpoint_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "s"
@@ -242,7 +240,7 @@ def test_chunks_before_the_checkpoint_are_moved_and_those_behind_it_deleted(
     assert not work.exists()
 
 
-def test_a_pipeline_that_cannot_tell_its_state_is_committed_at_its_end(tmp_path: Path) -> None:
+def test_stateless_pipeline_commits_at_end(tmp_path: Path) -> None:
     dataset = (
         Dataset.range(6).window(2).prefetch(2).flat_map(lambda window: window.map(lambda x: x + 1))
     )
@@ -259,7 +257,7 @@ def fails_at_five(x: Any) -> Any:
     return x
 
 
-def test_an_error_of_the_pipeline_is_the_streams_and_the_snapshots(tmp_path: Path) -> None:
+def test_pipeline_error_fails_stream(tmp_path: Path) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(10).map(fails_at_five))
     with pytest.raises(InvalidArgumentError, match="element is NaN"):
         write(snapshot)
@@ -271,7 +269,7 @@ def test_an_error_of_the_pipeline_is_the_streams_and_the_snapshots(tmp_path: Pat
     assert os.listdir(tmp_path / "s" / "streams" / "stream_0" / "uncommitted_chunks") == []
 
 
-def test_what_the_dispatcher_refuses_is_no_error_of_the_stream(tmp_path: Path) -> None:
+def test_refusal_of_dispatcher_is_no_stream_error(tmp_path: Path) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(10))
     assert snapshot.assign("other") == 0
     with pytest.raises(InternalError, match="does not belong to it"):
@@ -279,7 +277,7 @@ def test_what_the_dispatcher_refuses_is_no_error_of_the_stream(tmp_path: Path) -
     assert not (tmp_path / "s" / "streams" / "stream_0" / "ERROR").exists()
 
 
-def test_a_writer_that_is_cancelled_leaves_no_error_and_no_files(tmp_path: Path) -> None:
+def test_cancelled_writer_leaves_no_files(tmp_path: Path) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(1000))
     assert snapshot.assign("w") == 0
     ask = ask_of(snapshot, "w", 0)
@@ -297,7 +295,7 @@ def test_a_writer_that_is_cancelled_leaves_no_error_and_no_files(tmp_path: Path)
     assert os.listdir(stream / "uncommitted_chunks") == []
 
 
-def test_a_writer_that_leaves_commits_what_it_has(tmp_path: Path) -> None:
+def test_leaving_writer_commits(tmp_path: Path) -> None:
     path = tmp_path / "s"
     snapshot = begin(path, Dataset.range(100))
     assert snapshot.assign("w") == 0
@@ -317,7 +315,7 @@ def test_a_writer_that_leaves_commits_what_it_has(tmp_path: Path) -> None:
     assert names(path) == ["chunk_0_0_11", "chunk_0_1_89"]
 
 
-def test_a_full_disk_is_an_error_with_its_reason_and_tears_nothing(tmp_path: Path) -> None:
+def test_full_disk_is_error_of_stream(tmp_path: Path) -> None:
     """A process that may write files of 20,000 bytes, as on a disk that has no more."""
     program = """
 import resource, signal, sys
@@ -358,7 +356,7 @@ except ResourceExhaustedError as error:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_iterator_over_dealt_positions_goes_on_from_its_state(name: str, tmp_path: Path) -> None:
+def test_iterator_over_positions_continues_from_state(name: str, tmp_path: Path) -> None:
     reasons = []
     for number, example in enumerate(EXAMPLES[name]):
         folder = tmp_path / str(number)
@@ -400,12 +398,12 @@ def goes_on_from_any_state(opened: Any) -> None:
         second.close()
 
 
-def test_who_cannot_be_asked_again_keeps_the_place(tmp_path: Path) -> None:
+def test_failed_position_request_keeps_position(tmp_path: Path) -> None:
     with pytest.raises(UnimplementedError, match="gives out the positions"):
         open_split(Dataset.random(), lambda source, repetition: 0).state_dict()
 
 
-def test_a_wait_of_a_source_ends_when_another_thread_says_so(tmp_path: Path) -> None:
+def test_source_wait_ends_when_closed(tmp_path: Path) -> None:
     begin(tmp_path / "s", Dataset.range(3))
     iterator = iter(Dataset.load(str(tmp_path / "s")))
     # by then it waits, most times: either way nothing comes
@@ -414,7 +412,7 @@ def test_a_wait_of_a_source_ends_when_another_thread_says_so(tmp_path: Path) -> 
         next(iterator)
 
 
-def test_an_earlier_writer_that_ends_while_its_folder_is_taken_over_does_not_fail_the_stream(
+def test_writer_ending_during_take_over_fails_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(10))
@@ -430,7 +428,7 @@ def test_an_earlier_writer_that_ends_while_its_folder_is_taken_over_does_not_fai
     assert names(tmp_path / "s") == ["chunk_0_0_10"]
 
 
-def test_a_stream_that_its_earlier_writer_completes_during_the_take_over_is_not_written_again(
+def test_stream_completed_during_take_over_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(10))

@@ -84,7 +84,7 @@ def test_user_code_runs_in_a_process_for_each_task() -> None:
     assert os.getpid() not in pids
 
 
-def test_the_elements_of_one_reader_keep_their_order() -> None:
+def test_elements_of_reader_keep_order() -> None:
     with serving() as service:
         assert [int(x) for x in service.whole(Dataset.range(20_000))] == list(range(20_000))
 
@@ -105,7 +105,7 @@ def test_tasks_draw_numbers_of_their_own() -> None:
     assert drawn[0] != drawn[1]
 
 
-def test_a_task_has_no_process_before_somebody_connects() -> None:
+def test_unread_task_has_no_process() -> None:
     spawned: list[Any] = []
 
     def spawn(descriptors: Any, exited: Any) -> Any:
@@ -127,7 +127,7 @@ def test_a_task_has_no_process_before_somebody_connects() -> None:
     loop.stop()
 
 
-def test_a_segfault_costs_its_task_and_names_what_died() -> None:
+def test_segfault_costs_only_its_task() -> None:
     with serving() as service:
         with pytest.raises(UnknownError) as caught:
             list(service.whole(Dataset.range(10).map(dies_at({5}, lambda: ctypes.string_at(0)))))
@@ -140,7 +140,7 @@ def test_a_segfault_costs_its_task_and_names_what_died() -> None:
         assert [int(x) for x in service.whole(Dataset.range(3))] == [0, 1, 2]
 
 
-def test_a_whole_iteration_does_not_begin_again_behind_a_crash() -> None:
+def test_whole_iteration_ends_with_crash() -> None:
     """It would give everything before the crash a second time."""
     with serving() as service:
         dataset = service.whole(Dataset.range(10).map(dies_at({5}, lambda: os._exit(7))))
@@ -150,7 +150,7 @@ def test_a_whole_iteration_does_not_begin_again_behind_a_crash() -> None:
                     list(iterator)
 
 
-def test_a_dealt_iteration_goes_on_behind_a_crash_with_what_is_left() -> None:
+def test_dynamic_iteration_continues_after_crash() -> None:
     with serving() as service:
         found, problems = read_all(
             service.dealt(Dataset.range(2000).map(dies_at({1000}, lambda: os._exit(7))))
@@ -163,7 +163,7 @@ def test_a_dealt_iteration_goes_on_behind_a_crash_with_what_is_left() -> None:
     assert 1999 in found
 
 
-def test_a_task_that_dies_again_and_again_fails_for_good() -> None:
+def test_repeatedly_dying_task_fails_for_good() -> None:
     with (
         serving() as service,
         iter(
@@ -182,7 +182,7 @@ def test_a_task_that_dies_again_and_again_fails_for_good() -> None:
             next(iterator)
 
 
-def test_killing_the_process_of_a_task_is_told_once() -> None:
+def test_killed_process_is_one_error() -> None:
     with (
         serving() as service,
         iter(service.dealt(Dataset.range(1_000_000).map(process_of))) as iterator,
@@ -200,7 +200,7 @@ def test_killing_the_process_of_a_task_is_told_once() -> None:
         assert "memory" in problems[0]
 
 
-def test_no_process_of_a_task_outlives_its_worker() -> None:
+def test_task_processes_end_with_worker() -> None:
     with DispatchServer(DispatcherConfig()) as dispatcher, worker_process(dispatcher) as worker:
         service = Service(dispatcher, [])
         iterator = iter(service.whole(Dataset.range(10).repeat().map(process_of)))
@@ -211,7 +211,7 @@ def test_no_process_of_a_task_outlives_its_worker() -> None:
         iterator.close()
 
 
-def test_a_worker_that_leaves_in_good_order_loses_nothing_of_its_tasks() -> None:
+def test_leaving_worker_loses_no_element() -> None:
     with (
         serving(workers=2) as service,
         iter(service.dealt(Dataset.range(READ_ALL).map(lambda x: x))) as iterator,
@@ -259,7 +259,7 @@ def test_dropping_an_iterator_does_not_wait_for_user_code(
         goes_on.touch()  # a thread of this process has to end
 
 
-def test_a_reader_that_is_killed_leaves_the_others_theirs(
+def test_killed_reader_leaves_others_running(
     child: Callable[..., subprocess.Popen[str]],
 ) -> None:
     with serving() as service:

@@ -102,7 +102,7 @@ def test_t2_the_end_of_an_unknown_or_deleted_task_is_ignored() -> None:
     assert machine.num_tasks == 0
 
 
-def test_t3_tasks_of_a_lost_state_are_dropped_before_those_of_the_new_one_begin() -> None:
+def test_t3_tasks_of_lost_state_are_dropped_first() -> None:
     machine, question = with_tasks(definition(1))
     dropped, begun, after = machine.work_received(question.request, (8, [definition(1)], [1, 5]))
     assert dropped == DropTask(1)
@@ -111,7 +111,7 @@ def test_t3_tasks_of_a_lost_state_are_dropped_before_those_of_the_new_one_begin(
     assert isinstance(after, RequestWork)
 
 
-def test_t4_a_worker_that_leaves_gives_back_positions_that_others_can_compute() -> None:
+def test_t4_leaving_worker_gives_positions_back() -> None:
     portioned = definition(3, delivery="exactly_once")
     machine, _ = with_tasks(definition(1), definition(2), portioned, definition(4, OFF))
     machine.finished(2)
@@ -160,9 +160,7 @@ def test_b1_a_request_gets_the_present_elements_as_many_as_fit(
     assert machine.taken_count == len(gets)
 
 
-def test_b1_an_element_that_is_appended_while_a_reply_is_measured_waits_for_the_next_request() -> (
-    None
-):
+def test_b1_element_appended_during_reply_waits() -> None:
     """The computing thread appends without the lock."""
 
     def fits_and_appends(elements: Any, bytes_max: int) -> int:
@@ -183,7 +181,7 @@ def test_b1_requests_are_answered_in_their_order() -> None:
     assert machine.next_reply() is None
 
 
-def test_b2_one_request_gets_a_failure_and_no_element_is_made_before() -> None:
+def test_b2_failure_goes_to_one_request() -> None:
     machine, error = buffer(1), InternalError("broken")
     machine.failed(error)
     assert not machine.may_add()
@@ -194,7 +192,7 @@ def test_b2_one_request_gets_a_failure_and_no_element_is_made_before() -> None:
     assert machine.taken_count == 2
 
 
-def test_b3_the_end_is_reported_once_when_all_elements_were_taken() -> None:
+def test_b3_end_is_reported_once() -> None:
     machine = buffer(1)
     machine.end()
     assert not machine.has_finished()
@@ -294,7 +292,7 @@ def test_l4_elements_and_portions_in_the_buffer_are_bounded() -> None:
     assert machine.may_begin()
 
 
-def test_l5_a_reply_names_the_portions_that_were_begun_or_are_coming() -> None:
+def test_l5_reply_names_portions_in_hand() -> None:
     machine = lane(4, 5, 6)
     for number in (4, 5):
         machine.begin(number, 0).elements.append("x")
@@ -313,7 +311,7 @@ def test_more_portions_are_requested_while_they_are_quick() -> None:
     assert counts == [2, 4, 8, 16, 32, GIVEN_MAX, GIVEN_MAX, GIVEN_MAX, 32, 16, 8]
 
 
-def test_a_lane_without_portions_reports_whether_more_can_come() -> None:
+def test_lane_without_portions_gives_end_or_error() -> None:
     for error, expected in ((None, TaskReply("a", END)), (InternalError("broken"), None)):
         machine = lane()
         machine.end(error)
@@ -321,7 +319,7 @@ def test_a_lane_without_portions_reports_whether_more_can_come() -> None:
         assert answer == (expected or TaskReply("a", FAILED, error))
 
 
-def test_a_closed_lane_returns_no_elements() -> None:
+def test_closed_lane_returns_no_elements() -> None:
     machine = lane(4)
     machine.begin(4, 0).elements.append("x")
     machine.close()

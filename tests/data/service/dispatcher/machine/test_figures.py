@@ -32,7 +32,7 @@ def scaler(workers: list[float], readers: list[float]) -> AutoScaler:
         ([0.2], [0.03] * 4 + [0.3], 34),
     ],
 )
-def test_enough_workers_make_as_many_elements_as_readers_could_take(
+def test_optimum_covers_rate_of_readers(
     workers: list[float], readers: list[float], optimal: int | None
 ) -> None:
     assert scaler(workers, readers).optimal() == optimal
@@ -48,7 +48,7 @@ def test_impossible_times_are_refused(seconds: float) -> None:
     assert made.optimal() is None
 
 
-def test_a_worker_or_reader_that_has_gone_is_not_counted() -> None:
+def test_optimum_ignores_lost_worker_and_reader() -> None:
     made = scaler([0.2, 0.2], [0.05, 0.05])
     assert made.optimal() == 8
     made.keep({0}, {1})
@@ -56,10 +56,10 @@ def test_a_worker_or_reader_that_has_gone_is_not_counted() -> None:
 
 
 @pytest.mark.parametrize(("workers", "bound"), [(0, 1), (1, 4), (10, 40), (200, 700), (1000, 1500)])
-def test_the_figure_is_bounded_by_the_number_of_workers(workers: int, bound: int) -> None:
+def test_optimum_is_bounded_by_number_of_workers(workers: int, bound: int) -> None:
     assert bounded([], workers) is None
     assert bounded([10**6], workers) == bound
 
 
-def test_the_iteration_that_needs_the_most_workers_decides() -> None:
+def test_optimum_is_that_of_largest_iteration() -> None:
     assert bounded([2, 10], 100) == 10

@@ -154,7 +154,7 @@ def size_of(number: int) -> int:
     return number * 7 % 4
 
 
-def test_in_random_histories_each_element_is_delivered_once(seed: int) -> None:
+def test_elements_are_delivered_once_in_random_histories(seed: int) -> None:
     chance = random.Random(seed)
     world = World(
         positions=chance.choice([1, 5, 40]),

@@ -14,7 +14,7 @@ from zmqdist.data.service.dispatcher.machine.state import DurableState, decode_s
 from zmqdist.errors import InternalError
 
 
-def test_a_state_begins_empty() -> None:
+def test_new_state_is_empty() -> None:
     assert decode_state(r.encode(DurableState(number=3))) == DurableState(number=3)
 
 
@@ -30,12 +30,12 @@ def test_a_state_begins_empty() -> None:
         ([2000, 5000, 0, [], [], [], False, True], r.IterationState.COLLECTED),
     ],
 )
-def test_the_bools_of_an_earlier_journal_are_states_now(row: list[Any], state: Any) -> None:
+def test_bools_of_older_journal_become_states(row: list[Any], state: Any) -> None:
     kind = r.TaskEntry if isinstance(state, r.DataTaskState) else r.Iteration
     assert msgspec.msgpack.decode(r.encode(row), type=kind).state is state
 
 
-def test_a_state_has_only_the_transitions_of_its_table() -> None:
+def test_states_have_only_listed_transitions() -> None:
     task = r.TaskEntry(4000, 2000, 1)
     task.enter(r.DataTaskState.INTERRUPTED)
     with pytest.raises(InternalError, match="data task 4000 cannot go from INTERRUPTED to RUNN"):
@@ -62,7 +62,7 @@ def test_a_state_has_only_the_transitions_of_its_table() -> None:
         (-1, 1, 256),
     ],
 )
-def test_the_length_of_a_portion_is_a_multiple_of_the_grain_and_bounded(
+def test_portion_length_is_bounded_multiple_of_grain(
     positions: int, grain: int, length: int
 ) -> None:
     assert r.PortionsEntry.cut(positions, 1, grain, 1).length == length
@@ -81,7 +81,7 @@ def test_portions_cover_each_position_of_each_repetition_once() -> None:
     ]
 
 
-def test_a_portion_in_the_journal_of_an_earlier_version_can_be_read() -> None:
+def test_portion_of_older_journal_can_be_read() -> None:
     row = msgspec.msgpack.encode([5, 6, 7, 8, ["worker:1 (fell over)"], 9, {10: "worker:2"}])
     portion = msgspec.msgpack.decode(row, type=r.Portion)
     assert (portion.charged, portion.missed) == (["worker:1 (fell over)", "worker:2"], [])
@@ -91,7 +91,7 @@ def test_a_portion_in_the_journal_of_an_earlier_version_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("positions", "repetitions", "grain"), [(0, 3, 1), (5, 1, 2), (700, 5, 7), (701, 4, 3)]
 )
-def test_the_positions_that_are_left_are_those_of_portions_that_were_not_given_out(
+def test_positions_left_are_those_not_given_out(
     positions: int, repetitions: int, grain: int, lanes: int
 ) -> None:
     chance = random.Random(positions + lanes)
@@ -115,6 +115,6 @@ def test_the_positions_that_are_left_are_those_of_portions_that_were_not_given_o
     assert portions.positions_left() == left
 
 
-def test_no_number_of_positions_is_left_of_endless_data() -> None:
+def test_positions_left_of_endless_data_are_unknown() -> None:
     assert r.PortionsEntry.cut(r.INFINITE, 1, 1, 2).positions_left() is None
     assert r.PortionsEntry.cut(5, r.INFINITE, 1, 2).positions_left() is None

@@ -89,9 +89,7 @@ def opened(
 
 
 @pytest.mark.parametrize("ends", ["read to the end", "closed", "given up"])
-def test_nothing_is_left_of_a_thousand_iterations_that_no_reader_can_join(
-    driven: Driven, ends: str
-) -> None:
+def test_thousand_anonymous_iterations_leave_nothing(driven: Driven, ends: str) -> None:
     live = driven.machine._tables  # reach: a leak shows nowhere else
     tables = (
         *(
@@ -142,7 +140,7 @@ def test_nothing_is_left_of_a_thousand_iterations_that_no_reader_can_join(
     assert r.encode(other.state) == r.encode(driven.machine.state)
 
 
-def test_a_change_that_cannot_be_made_is_not_written_to_the_journal(driven: Driven) -> None:
+def test_impossible_change_is_not_journaled(driven: Driven) -> None:
     told = len(driven.records)
     with pytest.raises(KeyError):
         driven.machine._tables.change(r.ReleaseClient(9))  # reach: a leak shows nowhere else

@@ -38,7 +38,7 @@ def joined(entries: list[str], *workers: str) -> WorkerList:
         ("", "", ""),
     ],
 )
-def test_an_address_has_a_host_and_perhaps_a_port(address: str, host: str, port: str) -> None:
+def test_address_has_host_and_optional_port(address: str, host: str, port: str) -> None:
     assert host_and_port(address) == (host, port)
 
 
@@ -56,7 +56,7 @@ def test_an_address_has_a_host_and_perhaps_a_port(address: str, host: str, port:
         (["a", "b"], ["a"], [0]),
     ],
 )
-def test_a_worker_has_the_place_of_the_entry_that_fits_it_best(
+def test_worker_gets_best_fitting_entry(
     entries: list[str], workers: list[str], indices: list[int]
 ) -> None:
     hosts = joined(entries, *workers)
@@ -75,7 +75,7 @@ def test_a_worker_has_the_place_of_the_entry_that_fits_it_best(
         (["a"], ["a:1"], "a"),
     ],
 )
-def test_a_worker_that_fits_no_entry_is_refused_and_changes_nothing(
+def test_worker_without_fitting_entry_is_refused(
     entries: list[str], there: list[str], worker: str
 ) -> None:
     hosts = joined(entries, *there)
@@ -85,25 +85,25 @@ def test_a_worker_that_fits_no_entry_is_refused_and_changes_nothing(
     assert hosts.snapshot() == before
 
 
-def test_an_empty_list_refuses_no_worker_and_has_no_places() -> None:
+def test_empty_list_refuses_no_worker() -> None:
     hosts = joined([], "a:1")
     with pytest.raises(NotFoundError, match="Worker a:1 is not in the workers list"):
         hosts.index_of("a:1")
 
 
-def test_a_worker_that_has_not_joined_has_no_place() -> None:
+def test_absent_worker_has_no_index() -> None:
     with pytest.raises(NotFoundError, match="Worker a:2 is not in the workers list"):
         joined(["a"], "a:1").index_of("a:2")
 
 
-def test_a_worker_that_joins_again_keeps_its_place_whether_it_was_lost_or_not() -> None:
+def test_rejoining_worker_keeps_its_entry() -> None:
     hosts = joined(["a", "a"], "a:1", "a:2", "a:1")
     hosts.leave("a:2")
     hosts.join("a:2")
     assert [hosts.index_of("a:1"), hosts.index_of("a:2")] == [0, 1]
 
 
-def test_a_worker_that_starts_again_on_another_port_takes_its_old_place_before_a_new_one() -> None:
+def test_worker_on_another_port_gets_its_old_entry() -> None:
     hosts = joined(["a", "a", "a"], "a:1", "a:2")
     hosts.leave("a:2")
     hosts.join("a:9")
@@ -112,7 +112,7 @@ def test_a_worker_that_starts_again_on_another_port_takes_its_old_place_before_a
         hosts.index_of("a:2")
 
 
-def test_a_worker_that_comes_back_after_its_place_was_given_away_is_refused() -> None:
+def test_returning_worker_without_its_entry_is_refused() -> None:
     hosts = joined(["a"], "a:1")
     hosts.leave("a:1")
     hosts.join("a:2")
@@ -120,14 +120,14 @@ def test_a_worker_that_comes_back_after_its_place_was_given_away_is_refused() ->
         hosts.join("a:1")
 
 
-def test_an_entry_with_a_port_is_given_to_no_other_port() -> None:
+def test_entry_with_port_fits_only_that_port() -> None:
     hosts = joined(["a:1"], "a:1")
     hosts.leave("a:1")
     with pytest.raises(FailedPreconditionError):
         hosts.join("a:2")
 
 
-def test_the_state_of_a_list_is_plain_data_and_continues_in_another_process() -> None:
+def test_list_continues_from_plain_data() -> None:
     hosts = joined(["a", "b:2", "a"], "a:1", "b:2")
     hosts.leave("a:1")
     other = WorkerList(["a", "b:2", "a"])
@@ -137,13 +137,13 @@ def test_the_state_of_a_list_is_plain_data_and_continues_in_another_process() ->
     assert other.index_of("a:5") == 0
 
 
-def test_after_a_change_of_the_list_only_places_that_fit_are_restored() -> None:
+def test_changed_list_restores_only_fitting_entries() -> None:
     hosts = WorkerList(["b", "b:2"])
     hosts.restore([("a:1", True), ("b:2", True), ("c:1", True)])
     assert hosts.snapshot() == (("", False), ("b:2", True))
 
 
-def test_a_worker_without_a_place_may_leave() -> None:
+def test_worker_without_entry_may_leave() -> None:
     hosts = joined(["a"], "a:1")
     hosts.leave("b:1")
     assert hosts.snapshot() == (("a:1", True),)
