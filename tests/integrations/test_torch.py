@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 from torch.utils.data import DataLoader
 
-from tests.data.service.clusters import TestCluster
+from tests.data.service.helpers import TestCluster
 from zmqdist.data import Dataset
 from zmqdist.integrations.torch import IterableDataset
 

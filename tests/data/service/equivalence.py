@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from tests.data.service.clusters import TestCluster
+from tests.data.service.helpers import TestCluster
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.data import Dataset
 from zmqdist.data.service.policy import ShardingPolicy

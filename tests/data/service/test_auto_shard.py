@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.service.clusters import MultiProcessCluster, TestCluster, values
+from tests.data.service.helpers import MultiProcessCluster, TestCluster, values
 from zmqdist.data import Dataset, TextLineDataset
 from zmqdist.data.experimental import SHARD_HINT
 from zmqdist.data.service import ShardingPolicy

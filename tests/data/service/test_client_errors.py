@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.data.service.clusters import TestCluster
+from tests.data.service.helpers import TestCluster
 from zmqdist.data import Dataset, Options
 from zmqdist.data.external_state import stateful
 from zmqdist.data.service import (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.service.clusters import TestCluster
+from tests.data.service.helpers import TestCluster
 from tests.zygote import ServerProcess
 from zmqdist.data import INFINITE_CARDINALITY, Dataset, Options
 from zmqdist.data.service import ShardingPolicy, distribute

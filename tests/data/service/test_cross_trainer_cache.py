@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.service.clusters import TestCluster
+from tests.data.service.helpers import TestCluster
 from zmqdist.data import Dataset
 from zmqdist.data.service import (
     CrossTrainerCache,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.data.service.clusters import TestCluster, values
+from tests.data.service.helpers import TestCluster, values
 from zmqdist.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Dataset
 from zmqdist.data.experimental import SHARD_HINT
 from zmqdist.data.service import ShardingPolicy, distribute, from_dataset_id, register_dataset

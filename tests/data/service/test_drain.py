@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.service.clusters import READ_AHEAD, TestCluster, process_cluster, until
+from tests.data.service.helpers import READ_AHEAD, TestCluster, process_cluster, until
 from zmqdist.data import Dataset
 from zmqdist.data.service import ShardingPolicy, distribute
 from zmqdist.data.service.dispatcher.machine.snapshot import DataTaskRow

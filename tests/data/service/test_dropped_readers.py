@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.service.serving import Service, serving
+from tests.data.service.helpers import Service, serving
 from zmqdist.data import Dataset
 from zmqdist.errors import InvalidArgumentError, NotFoundError
 

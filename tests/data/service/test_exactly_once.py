@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.service.clusters import (
+from tests.data.service.helpers import (
     TestCluster,
     until,
     values,

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.service.clusters import TestCluster, values
-from tests.data.service.replies import PATIENCE_S, Answer
+from tests.data.service.helpers import PATIENCE_S, Answer, TestCluster, values
 from zmqdist.data import Dataset
 from zmqdist.data.service.reader.delivery import SOME, Demand
 from zmqdist.data.service.task_errors import describe_error

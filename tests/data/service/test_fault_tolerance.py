@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.service.clusters import (
+from tests.data.service.helpers import (
     READ_AHEAD,
     TestCluster,
     process_cluster,

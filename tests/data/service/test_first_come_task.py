@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.data.service.replies import Answer
+from tests.data.service.helpers import Answer
 from zmqdist.data import Dataset
 from zmqdist.data.service.reader.delivery import Demand
 from zmqdist.data.service.worker.first_come_task import FirstComeRunner

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.service.clusters import TestCluster, until, values
+from tests.data.service.helpers import TestCluster, until, values
 from tests.ports import free_port
 from zmqdist.data import Dataset
 from zmqdist.data.service import ShardingPolicy

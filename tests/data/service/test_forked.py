@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.service.clusters import TestCluster, values
+from tests.data.service.helpers import TestCluster, values
 from zmqdist.data import Dataset
 from zmqdist.data.service import ShardingPolicy
 from zmqdist.errors import FailedPreconditionError

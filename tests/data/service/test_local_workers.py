@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.service.clusters import MultiProcessCluster, TestCluster, values
+from tests.data.service.helpers import MultiProcessCluster, TestCluster, values
 from zmqdist.data import Dataset
 from zmqdist.data.service import ShardingPolicy, distribute
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.service.clusters import TestCluster, values
+from tests.data.service.helpers import TestCluster, values
 from tests.zygote import ServerProcess
 from zmqdist.data import Dataset
 from zmqdist.data.service.policy import ShardingPolicy

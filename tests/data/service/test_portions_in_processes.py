@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.service.serving import serving
+from tests.data.service.helpers import serving
 from zmqdist.data.dataset import Dataset
 from zmqdist.errors import UnavailableError
 

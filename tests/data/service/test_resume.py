@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.service.clusters import TestCluster
+from tests.data.service.helpers import TestCluster
 from zmqdist.data import Dataset
 from zmqdist.data.service.policy import ShardingPolicy
 from zmqdist.errors import (

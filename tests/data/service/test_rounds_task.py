@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.service.clusters import until
-from tests.data.service.replies import Answer
+from tests.data.service.helpers import Answer, until
 from zmqdist.data import Dataset
 from zmqdist.data.service.dispatcher.machine.events import TaskReport
 from zmqdist.data.service.reader.delivery import Demand

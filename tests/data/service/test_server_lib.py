@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.service.clusters import until
+from tests.data.service.helpers import until
 from tests.ports import free_port
 from zmqdist.data import Dataset
 from zmqdist.data.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.data.service.clusters import TestCluster, until, values
+from tests.data.service.helpers import TestCluster, until, values
 from tests.ports import free_port
 from zmqdist.data import Dataset, Options
 from zmqdist.data.external_state import stateful

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.service.serving import Service, serving, until
+from tests.data.service.helpers import Service, serving, until
 from tests.data.service.worker.test_task_process import process_of, read_all
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.iterators import DatasetIterator

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.service.replies import Answer
+from tests.data.service.helpers import Answer
 from zmqdist.data import Dataset
 from zmqdist.data.service.elements import weigh
 from zmqdist.data.service.reader.delivery import Demand

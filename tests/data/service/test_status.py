@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.service.clusters import TestCluster, until
+from tests.data.service.helpers import TestCluster, until
 from zmqdist.data import Dataset
 from zmqdist.data.service import ShardingPolicy
 from zmqdist.data.service.worker import runtime as data_worker

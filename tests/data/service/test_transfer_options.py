@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.service.clusters import PATIENCE_S, TestCluster, until
+from tests.data.service.helpers import PATIENCE_S, TestCluster, until
 from zmqdist.data import Dataset
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, OpError
 from zmqdist.scheduling.shared.config import WorkerConfig

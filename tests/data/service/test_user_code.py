@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.service.serving import Service, serving, until
+from tests.data.service.helpers import Service, serving, until
 from zmqdist.data import Dataset, FixedLengthRecordDataset, TextLineDataset
 from zmqdist.data.service.client import distribute, from_dataset_id, register_dataset
 from zmqdist.data.service.policy import CrossTrainerCache, ShardingPolicy

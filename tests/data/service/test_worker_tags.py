@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.service.clusters import READ_AHEAD, MultiProcessCluster, TestCluster, values
+from tests.data.service.helpers import READ_AHEAD, MultiProcessCluster, TestCluster, values
 from zmqdist.data import Dataset
 from zmqdist.data.service import ShardingPolicy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.data.service.clusters import values
+from tests.data.service.helpers import values
 from tests.data.service.test_auto_shard import FILE_OR_DATA, WORKERS, cluster_of
 from zmqdist.data import Dataset
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.service.clusters import TestCluster, process_cluster, until, worker_process
+from tests.data.service.helpers import TestCluster, process_cluster, until, worker_process
 from tests.data.service.snapshots.test_service import WAIT_S, Gate, gated, loaded
 from tests.data.service.test_coordinated import reading
 from tests.data.service.test_exactly_once import COUNT, ONCE

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.service.clusters import MultiProcessCluster, values
+from tests.data.service.helpers import MultiProcessCluster, values
 from tests.data.service.test_local_workers import HINT, OFF, TEN, local, read_locally, take
 from zmqdist.data import Dataset
 from zmqdist.data.experimental import SHARD_HINT

@@ -7,7 +7,7 @@ import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.data.service.serving import serving
+from tests.data.service.helpers import serving
 from tests.data.service.worker.test_task_process import process_of, read_rest
 from zmqdist.blas_threads import cores
 from zmqdist.data.dataset import Dataset

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.service.serving import serving
+from tests.data.service.helpers import serving
 from tests.slow_link import MBIT, SlowLink
 from zmqdist.data import Dataset
 from zmqdist.data.service.reader import runtime as reader

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from tests.data.service.serving import Service, until
+from tests.data.service.helpers import Service, until
 from tests.data.service.worker.test_task_process import READ_ALL, process_of, worker_process
 from zmqdist.data.dataset import Dataset
 from zmqdist.scheduling.shared.config import DispatcherConfig

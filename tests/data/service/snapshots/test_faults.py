@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.service.clusters import TestCluster, process_cluster, until, values
+from tests.data.service.helpers import TestCluster, process_cluster, until, values
 from tests.data.service.snapshots.test_service import WAIT_S, Gate, gated, loaded, saved
 from zmqdist.data import Dataset
 from zmqdist.data.service.policy import ShardingPolicy

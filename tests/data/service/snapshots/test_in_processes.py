@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.service.serving import until
+from tests.data.service.helpers import until
 from tests.zygote import slots_zygote
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.service.snapshots.distributed_save import distributed_save

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.service.clusters import TestCluster, until, values
+from tests.data.service.helpers import TestCluster, until, values
 from tests.data.service.snapshots.helpers import names
 from zmqdist.data import Dataset, experimental, service, snapshot_layout, storage
 from zmqdist.data.service.policy import ShardingPolicy

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.service.serving import Service, serving, until
+from tests.data.service.helpers import Service, serving, until
 from tests.zygote import ServerProcess
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.iterators import DatasetIterator

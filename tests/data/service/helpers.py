@@ -1,5 +1,5 @@
-"""Clusters of the data service for tests: in one process (`TestCluster`, `TestWorker`), and with
-processes that can be killed.
+"""Clusters of the data service for tests: in one process (`TestCluster`, `TestWorker`, `serving`),
+and with processes that can be killed. `Answer` takes the replies of a task's runner.
 
     with TestCluster(num_workers=2) as cluster:
         dataset = cluster.distribute(Dataset.range(10))
@@ -14,15 +14,20 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
-from tests.zygote import ServerProcess
+from tests.zygote import ServerProcess, slots_zygote
+from zmqdist.data.dataset import Dataset
 from zmqdist.data.service.client import distribute
+from zmqdist.data.service.elements import unpack
 from zmqdist.data.service.policy import ShardingPolicy
-from zmqdist.data.service.reader.delivery import ELEMENTS_MAX
+from zmqdist.data.service.reader.delivery import ELEMENTS_MAX, END, FAILED, SOME
 from zmqdist.data.service.worker.first_come_task import BUFFER_ELEMENTS_MAX
+from zmqdist.data.service.worker.task_runner import Packed
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.servers.dispatch_server import DispatchServer
 from zmqdist.servers.worker_server import WorkerServer
@@ -43,12 +48,13 @@ reader.
 """
 
 
-def until(condition: Callable[[], Any], what: str = "", patience_s: float = PATIENCE_S) -> None:
-    """Wait until it is so; fails after `patience_s`."""
+def until(condition: Callable[[], Any], what: str = "", patience_s: float = PATIENCE_S) -> Any:
+    """Wait until the condition holds, and return what it gives; fail after `patience_s`."""
     deadline = time.monotonic() + patience_s
-    while not condition():
+    while not (value := condition()):
         assert time.monotonic() < deadline, f"never came: {what or condition}"
         time.sleep(0.005)
+    return value
 
 
 def values(dataset: Any) -> list[Any]:
@@ -351,3 +357,66 @@ def process_cluster(
         finally:
             for each in reversed(made):
                 each.stop()
+
+
+class Service:
+    """What `serving` gives."""
+
+    def __init__(self, dispatcher: DispatchServer, workers: list[WorkerServer]) -> None:
+        self.dispatcher = dispatcher
+        self.workers = workers
+
+    def dealt(self, dataset: Dataset, **options: Any) -> Dataset:
+        """Each element once, from whichever worker."""
+        return dataset.apply(distribute(ShardingPolicy.DYNAMIC, self.dispatcher.target, **options))
+
+    def whole(self, dataset: Dataset, **options: Any) -> Dataset:
+        """All elements from each worker."""
+        return dataset.apply(distribute(ShardingPolicy.OFF, self.dispatcher.target, **options))
+
+
+@contextlib.contextmanager
+def serving(workers: int = 1, *, processes: bool = True) -> Iterator[Service]:
+    with DispatchServer(DispatcherConfig()) as dispatcher, contextlib.ExitStack() as stack:
+        config = WorkerConfig(dispatcher.address, processes=processes)
+        made = []
+        for _ in range(workers):
+            worker = WorkerServer(config, zygote=slots_zygote() if processes else None)
+            made.append(stack.enter_context(worker))
+        yield Service(dispatcher, made)
+
+
+class Answer:
+    """A Reply. `result` waits; SKIPPED stands for a skip, END for the end."""
+
+    SKIPPED, END = "skipped", "end"
+
+    def __init__(self) -> None:
+        self._future: Future[Any] = Future()
+        self.tag: Any = None
+        self.is_wanted = True
+        self.answered = False
+
+    def result(self) -> Any:
+        return self._future.result(PATIENCE_S)
+
+    @property
+    def waits(self) -> bool:
+        return not self._future.done()
+
+    def wanted(self) -> bool:
+        return self.is_wanted
+
+    def soon(self, fn: Callable[[], None]) -> bool:
+        threading.Thread(target=fn, name="zmqdist-soon").start()
+        return True
+
+    def answer(self, kind: int, value: Any = None, tag: Any = None) -> None:
+        self.tag, self.answered = tag, True
+        if kind == FAILED:
+            self._future.set_exception(value)
+        elif kind == SOME:
+            elements = unpack(value.form(""), "test") if isinstance(value, Packed) else value
+            self._future.set_result([element.tolist() for element in elements])
+        else:
+            self._future.set_result(self.END if kind == END else self.SKIPPED)
