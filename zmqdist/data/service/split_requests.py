@@ -70,6 +70,7 @@ def call_until_answered(
             ).get_value()
         except OpError as error:
             left_s = until - time.monotonic()
+            # the dispatcher would give the same reply again
             if error.error_code not in again or left_s <= 0:
                 raise
             if (now := time.monotonic()) - said_at >= limits.WAIT_LOG_S:

@@ -159,6 +159,7 @@ class Journal:
             if checksum != _checksum(number, body):
                 raise self._damaged(f"record {number} differs from its checksum")
             expected += 1
+        # promise 3: SQLite alone opens a truncated log without an error
         if expected <= acknowledged:
             raise self._damaged(f"records {expected} to {acknowledged} are missing")
         return (snapshots[0][2] if snapshots else None), [body for _, _, body in rows]
@@ -337,6 +338,7 @@ class Journal:
                 )
             query = "SELECT max(coalesce((SELECT max(number) FROM records), 0), coalesce((SELECT max(number) FROM snapshot), 0))"
             last = int(database.execute(query).fetchone()[0])
+        # promise 3: the log was removed, or the database replaced by an older copy
         if last < acknowledged:
             raise self._damaged(f"records {last + 1} to {acknowledged} are missing")
         return last

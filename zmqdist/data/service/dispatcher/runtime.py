@@ -234,6 +234,7 @@ class DataDispatcher:
         """
         assert self._journal is not None
         self._journaled += len(records)
+        # a longer journal would make a restart slow
         if self._journaled < JOURNAL_RECORDS_MAX:
             self._journal.append(records, self._written)
         else:
@@ -352,6 +353,7 @@ class DataDispatcher:
     def _hold(self, event: ev.Event) -> None:
         assert self._held_events is not None
         assert self._journal is not None
+        # membership reports these once, so keep them; callers repeat their requests
         if isinstance(event, ev.WorkerJoined | ev.WorkerGone):
             self._held_events.append(event)
         elif not isinstance(event, Ticked | ev.CallerGone | ev.JournalCommitted | ev.JournalFailed):
@@ -373,6 +375,7 @@ class DataDispatcher:
 
     def _set_timer(self) -> None:
         due = self.machine.deadline
+        # most events do not move the deadline
         if due != self._due:
             self._due = due
             self._loop.set_timer(self, due, self._tick)

@@ -48,6 +48,7 @@ class DatasetStore:
     def __init__(self, folder: str | None) -> None:
         self._folder = None if folder is None else os.path.join(os.path.abspath(folder), "datasets")
         self._texts: dict[str, str] = {}
+        # workers run the code in these files
         if self._folder is not None:
             _make_private(self._folder)
 

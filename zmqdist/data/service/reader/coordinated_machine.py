@@ -220,6 +220,7 @@ class CoordinatedDelivery(Delivery):
     def _next_requests(self) -> list[Effect]:
         if self._over:
             return []
+        # the dispatcher has ended the iteration for all consumers
         if self._finished:
             self._over = True
             return [ReadingEnded(None)]
@@ -270,6 +271,7 @@ class CoordinatedDelivery(Delivery):
     def _fail(self, source: RoundsSource, error: OpError, now: float) -> None:
         if error.error_code not in RETRIABLE:
             source.error, source.common = error, source.next
+        # the dispatcher must let all consumers agree on the last round of the task
         elif not source.worker_alive or source.pause_s >= PAUSE_S_MAX:
             source.lost = True
         else:

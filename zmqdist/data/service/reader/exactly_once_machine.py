@@ -300,6 +300,7 @@ class ExactlyOnceDelivery(WindowDelivery):
             return self._end(None)
         if not self._is_consuming:
             return []
+        # the next portion in order may be at a task that the full window would leave out
         starving = self._ordered and self._consumption.waits
         effects: list[Effect] = [*self._window.requests(self._available(), starving)]
         return effects + self._end(None) if self._window.exhausted else effects
@@ -439,6 +440,7 @@ class ExactlyOnceDelivery(WindowDelivery):
             return []
         if code:
             return self._end(from_code(code, message))
+        # gather acknowledgments while the consumer is busy
         if not self._consumption.waits:
             self._acknowledge_later(now)
             return []

@@ -59,6 +59,7 @@ class PlainDelivery(WindowDelivery):
             return []
         window = self._window
         effects: list[Effect] = [*window.requests(window.available())]
+        # promise F3: replies in flight may still bring elements
         if (self._finished and not window.has_in_flight) or window.exhausted:
             self._over = True
             effects.append(ReadingEnded(None))

@@ -222,6 +222,7 @@ class TaskWindow:
         A dropped task counts as ended, because the dispatcher may drop a task after its last batch,
         before a further request could get END.
         """
+        # a task may still come, or a reply bring elements
         if self.has_in_flight or not self._others_exist or self._awaits_worker or not self.sources:
             return False
         return all(source.exhausted or source.dropped for source in self.sources.values())

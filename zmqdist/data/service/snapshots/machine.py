@@ -228,6 +228,7 @@ class SnapshotMachine:
         """
         if self.over:
             return None, []
+        # promise P2: one stream at a time, also when the worker repeats its request
         for stream in self._unfinished():
             if stream.owner == worker:
                 stream.enter(StreamState.ASSIGNED)
@@ -237,6 +238,7 @@ class SnapshotMachine:
         for stream in self._unfinished():
             if stream.state is StreamState.ORPHAN:
                 return stream.index, [OwnerChanged(stream.index, worker)]
+        # a stream has ended, so no positions are left for a new one
         if self.mode is not SnapshotMode.ACTIVE:
             return None, []
         return len(self.streams), [OwnerChanged(len(self.streams), worker)]
@@ -263,6 +265,7 @@ class SnapshotMachine:
             )
         runs = self._owned(worker, stream).runs.get((source, repetition), [])
         had = runs[-1].local + runs[-1].count if runs else 0
+        # promise P1: a writer that starts again at its checkpoint gets the same positions
         if local < had:
             run = next(run for run in runs if local < run.local + run.count)
             return (run.start + local - run.local, run.local + run.count - local), []
@@ -286,6 +289,7 @@ class SnapshotMachine:
         total = self._counts[source]
         if 0 <= self._repetitions[source] <= repetition:
             return start, 0
+        # an endless source has no share to divide
         if total < 0:
             return start, max(1, count)
         left = total - start
@@ -371,6 +375,7 @@ class SnapshotMachine:
         even if the disk is full.
         """
         match record:
+            # the users who wait have to learn of an end, even if the disk is full
             case SnapshotCompleted():
                 failed = SnapshotFailed(error)
                 self.apply(failed)

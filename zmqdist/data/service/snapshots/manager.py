@@ -104,6 +104,7 @@ class SnapshotFolder:
             raise invalid("Saving an infinite dataset is not allowed")
         providers = split_providers(tree)
         storage.check_renames(path)
+        # the caller repeats a call whose reply was lost
         if request and _request_of(path) == request:
             return cls.recover(path)
         if storage.exists(path):
@@ -284,6 +285,7 @@ class _FolderReader:
             )
         owners: dict[str, int] = {}
         for stream in streams:
+            # promise P2 of machine.py
             if stream.state is not StreamState.DONE:
                 if stream.owner in owners:
                     raise InternalError(

@@ -246,6 +246,7 @@ class SnapshotService:
         self._written[incarnation] = streams
         if streams != has:
             call.reply(streams)
+        # a change came while the thread worked, so its result may be out of date
         elif version != self._version:
             self._assign(call, incarnation, self._addresses[incarnation], has)
         else:

@@ -186,6 +186,7 @@ class StreamProcess:
 
     def _receive(self, message: bytes, _: Parts) -> None:
         report = msgspec.msgpack.decode(message, type=tuple[SnapshotTaskProgress, bool])
+        # only crashes in a row without a commit count
         if report[0].chunks > self._progress.chunks:
             self._crashes = 0
         self._progress, self._over = report
@@ -196,6 +197,7 @@ class StreamProcess:
             return
         self._pipe.drain()
         self._pipe.close()
+        # the process has reported its end, or the worker wants no more
         if self._over or self._stopping:
             self._on_end(self)
             return

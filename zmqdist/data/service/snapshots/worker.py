@@ -118,6 +118,7 @@ class SnapshotWorker:
 
     def registered(self) -> None:
         """Record that the dispatcher has registered this worker, for the first time or again."""
+        # a leaving worker takes no further streams
         if self._left is None:
             self._ask()
 
@@ -225,6 +226,7 @@ class SnapshotWorker:
 
     def _note_completed(self, stream: SnapshotStream | StreamProcess) -> None:
         progress = stream.progress()
+        # an unfinished stream goes on in another worker
         if progress.completed:
             self._completed[stream.path, stream.index] = progress
 

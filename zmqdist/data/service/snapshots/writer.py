@@ -157,6 +157,7 @@ class StreamWriter:
             ) from None
         except (Exception, SystemExit) as error:
             # SystemExit of user code has to fail the snapshot too
+            # another worker continues the stream, so this is no failure of the snapshot
             if self._cancelled.is_set() or self._leaving.is_set() or error is self._requests.error:
                 raise
             raise self._fail(error) from error
@@ -267,6 +268,7 @@ class StreamWriter:
                     there.add(chunk.index)
             storage.remove_tree(folder)
         lost = sorted(set(range(self._chunks)) - there)
+        # these elements cannot be computed again from the checkpoint
         if lost:
             raise InternalError(
                 f"{self._path}: chunks {lost[:10]} of stream {self._stream} are missing, although "

@@ -98,6 +98,7 @@ class PortionsLane(BufferedMachine):
     def request_size(self, now: float) -> int:
         """Return how many portions to request now: twice the last number if those portions were
         computed quickly, otherwise half of it."""
+        # few portions at a time leave the rest to other workers; many save requests
         quick = now - self._received_at < QUICK_S
         self._count = min(GIVEN_MAX, self._count * 2) if quick else max(1, self._count // 2)
         return self._count
@@ -196,6 +197,7 @@ class PortionsLane(BufferedMachine):
                 left -= 1
                 runs.append((segment.number, segment.skip, segment.first, 1, is_complete, *failure))
                 segment.first += 1
+            # promise L2: the last run of the portion is in the reply
             if is_complete:
                 self._segments.popleft()
             elif failure is None:

@@ -138,6 +138,7 @@ class RoundsMachine:
             refusal = FailedPreconditionError(restarted(consumer, requested, before.next))
             return [TaskReply(reply, FAILED, refusal)]
         self._requested_rounds[consumer] = requested
+        # promise K1: all consumers skip a round that one of them has skipped
         if self._round is not None and requested < self._round:
             return [self._skip(demand, reply, self._round)]
         replaced = self._waiting.get(consumer)

@@ -105,6 +105,7 @@ class RoundsRunner(PipelineRunner):
                 except BaseException as error:
                     element = f"element {self._computed + len(group)}"
                     raise self._describe_error(error, element) from None
+                # the consumers at the end of the group would lack an element
                 if len(group) < self._consumers:
                     raise FailedPreconditionError(ENDED)
                 self._add(group)

@@ -233,6 +233,7 @@ class DataWorker:
 
     def registered(self) -> None:
         """Record that the dispatcher has registered this worker, for the first time or again."""
+        # elements of tasks in processes cannot be passed by reference
         if isinstance(self.host, TaskThreads):
             local_workers.add(self._incarnation, self.host)
         self.snapshots.registered()
@@ -253,6 +254,7 @@ class DataWorker:
                 case DropTask(number):
                     self.host.drop(number)
                 case GiveBackPositions(number):
+                    # promise T4: without a reader there is nothing to give back
                     if not self.host.hand_back(number):
                         self._perform(self._machine.finished(number))
 
@@ -541,6 +543,7 @@ class TaskThreads(TaskHost):
                 task.runner.close()
 
     def _answer(self, state: int, number: int, demand: Demand, reply: ElementReply) -> None:
+        # the reader finds its elements at another worker
         if self._refuses:
             reply.answer(FAILED, CancelledError(f"worker {self.address} stops"))
             return
@@ -587,6 +590,7 @@ class TaskThreads(TaskHost):
         )
         open_pipeline = partial(self._open, task, split_client)
         describe = partial(describe_error, where=task.describe(self.address))
+        # a failed task only reports its crash, which the simplest runner can
         if not task.failed:
             if task.terms.portioned:
                 return PortionsRunner(

@@ -94,6 +94,7 @@ class SharedWindow(ServingMachine):
             return None
         if self.error is not None:
             return TaskReply(self.waiting.popleft()[1], FAILED, self.error)
+        # one trainer gets the error, and the others continue after it
         if self._failure is not None:
             failure, self._failure = self._failure, None
             return TaskReply(self.waiting.popleft()[1], FAILED, failure)

@@ -133,6 +133,7 @@ class TaskProcesses(TaskHost):
     def process_for(self, task: _Task) -> _Process:
         """Return the process that is to run a task."""
         shared = [process for process in self.processes if process.tasks and not process.alone]
+        # the next crash of a suspect task must be charged to it alone
         if task.suspect or len(shared) < self.processes_max:
             self.processes.append(_Process(self, alone=task.suspect))
             return self.processes[-1]
@@ -253,6 +254,7 @@ class _Process:
         """Remove a task. A process without tasks ends; the module's docstring says when it is
         killed."""
         del self.tasks[number]
+        # the process ends when its last replies have left
         if not self.tasks:
             self._orders.close()
             self._kill_later()

@@ -160,6 +160,7 @@ class PipelineRunner(Runner):
         """
         _, text = code_and_message(error)
         failure = self._describe_error(InternalError(f"a bug in zmqdist: {text}"), "a reply")
+        # a bug may fail each request, and one line is enough
         if not self._has_logged:
             self._has_logged = True
             log.error("requests of readers fail: %s", failure)
@@ -239,6 +240,7 @@ class QueueRunner(PipelineRunner, Generic[Serving]):
         waiting = self._machine.waiting
         with self._lock:
             self._woken = False
+            # an element must not go to a reader that has gone
             while waiting and not waiting[0][1].wanted():
                 waiting.popleft()
             first = waiting[0][1] if waiting else None

@@ -68,6 +68,7 @@ class Clients:
             )
         self._tables.last_heard[client.id] = now
         self._forget_watch(client.id)
+        # the client has missed a change, so it must not wait for the next one
         if call.version != self.version(iteration.id):
             self._tables.reply(call.token, self._news_for(iteration, call), news=True)
         else:
@@ -93,6 +94,7 @@ class Clients:
             task = self._tables.state.tasks[number]
             incarnation, address = self._tables.serving.get(number, (0, ""))
             worker = self._tables.state.workers.get(task.worker)
+            # the other tasks of the iteration have its elements
             if task.is_over or worker is None:
                 continue
             if not address or worker.incarnation != incarnation:
@@ -194,6 +196,7 @@ class Clients:
         self._tables.iterations_to_serve.add(iteration.id)
         if iteration.clients:
             return
+        # a reader that joins within `gc_timeout_s` keeps the iteration
         self._tables.unread_since[iteration.id] = now
         # No other client can join an anonymous job. If the iteration did not end, its tasks would
         # compute elements that no reader takes.
@@ -212,6 +215,7 @@ class Clients:
     def tick(self, now: float) -> None:
         """Reply to the watch requests that have waited for `watch_s` seconds without news."""
         for number, (watch, since) in list(self._tables.watches.items()):
+            # the requests wait in order of arrival, so all others are younger
             if since + self.watch_s > now:
                 break
             del self._tables.watches[number]

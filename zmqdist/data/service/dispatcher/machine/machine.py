@@ -169,6 +169,7 @@ class DataDispatcherMachine:
                     self._tables.commits.effect(
                         ev.FailRequest(event.token, refusal.code, refusal.message)
                     )
+        # last, because each part may have changed which portions are free
         self._portions.serve()
         return self._tables.commits.flush()
 
@@ -216,6 +217,7 @@ class DataDispatcherMachine:
     def _tick(self, now: float) -> None:
         if now >= self._look_at:
             self._look_at = inf
+            # now and not in `restore`, because a journal that has just failed may fail again
             self._workers.reconcile()
         self._workers.tick(now)
         self._portions.check_incarnations()
@@ -243,6 +245,7 @@ class DataDispatcherMachine:
             return
         name = call.id
         if name is None:
+            # promise D5: a user may have chosen the next number as the id of a dataset
             while str(self._tables.state.next_dataset) in self._tables.state.datasets:
                 self._tables.state.next_dataset += 1
             name = str(self._tables.state.next_dataset)
@@ -397,6 +400,7 @@ class DataDispatcherMachine:
         number = self._tables.iteration_by_key.get(key)
         if number is not None:
             earlier = self._tables.state.iterations[number]
+            # a collected iteration has lost its elements, so a later reader begins another one
             if earlier.state is not r.IterationState.COLLECTED:
                 return earlier
         iteration = r.Iteration(
@@ -405,6 +409,7 @@ class DataDispatcherMachine:
             call.repetition,
             [r.Cursor(count) for count in call.sources],
         )
+        # cut now, so that the lengths do not depend on the workers (promise E6)
         if job.terms.portioned:
             assert call.grain is not None, "a request to open a job in portions has a grain"
             iteration.portions = r.PortionsEntry.cut(*call.grain, max(1, job.terms.num_consumers))

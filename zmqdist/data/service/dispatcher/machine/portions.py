@@ -244,6 +244,7 @@ class PortionAssignment:
 
     def _resume_saved(self, saved: ev.SavedRequest, client: r.ClientEntry) -> None:
         done_runs, open_ = list(saved.done_runs), list(saved.open)
+        # the numbers of another iteration say nothing about the clients of this one
         if self._is_elsewhere(saved, client.iteration):
             self._tables.change(r.SkipSaved(client.id, done_runs, open_))
         else:
@@ -364,6 +365,7 @@ class PortionAssignment:
         self._tables.iterations_to_serve.add(iteration.id)
         for number, portion in portions.open.items():
             charged = portion.charged
+            # promise E7: the pipeline is the cause, and would kill the next worker too
             if len(charged) >= DEATHS_MAX and not portions.failed:
                 repetition, start, length = portions.place_of(number)
                 self._tables.change(
@@ -397,6 +399,7 @@ class PortionAssignment:
             for number, portion in portions.open.items()
             if (portion.client, portion.incarnation, portion.request) == reply_to
         ]
+        # promise E1: repeat the reply, because the first one was lost
         if again:
             self._tables.reply(
                 call.token, [self._reply_entry(portions, number) for number in again]

@@ -312,6 +312,7 @@ class PortionsEntry(Row):
 
     def positions_left(self) -> int | None:
         """Return how many positions have not been given out yet; None if the data has no end."""
+        # endless data have no end to count from
         last = self.total()
         if last in (0, inf):
             return None if last else 0
@@ -366,6 +367,7 @@ class PortionsEntry(Row):
             known = self.open.setdefault(number, Portion(client))
             known.pass_to(client, incarnation, request)
             step, lane = divmod(number, len(self.next))
+            # a portion of a released client may be given out after later ones
             if step == self.next[lane]:
                 self.next[lane] = step + 1
                 self._advance(lane)
@@ -379,6 +381,7 @@ class PortionsEntry(Row):
     def acknowledge(self, client: int, marks: list[tuple[int, int, bool]]) -> None:
         for number, elements, is_complete in marks:
             portion = self.open.get(number)
+            # promise E1: another client has the portion now
             if portion is None or portion.client != client:
                 continue
             portion.acked = max(portion.acked, elements)
@@ -404,6 +407,7 @@ class PortionsEntry(Row):
             was_computed = portion.incarnation == incarnation and client in (0, portion.client)
             if was_computed:
                 portion.pass_to(portion.client)
+            # a lost reply is no death yet; charge the portion when its worker dies
             if client:
                 if was_computed and incarnation not in portion.missed:
                     portion.missed.append(incarnation)
@@ -422,6 +426,7 @@ class PortionsEntry(Row):
         for number, portion in self.open.items():
             if portion.client == client:
                 portion.pass_to(0)
+                # promise E5: remember the elements that a saved state may lack
                 if portion.acked:
                     self.left.setdefault(client, []).append((number, portion.acked))
 
@@ -444,6 +449,7 @@ class PortionsEntry(Row):
         lanes, lane = len(self.next), self.lane_of(client)
         left = dict(self.left.pop(client.id, []))
         elements = dict(open_)
+        # promise E5: elements that other clients had acknowledged are not delivered again
         for number, acked in chain(*self.left.values()):
             elements[number] = max(acked, elements.get(number, 0))
         had = self.finished_runs.pop(client.id, [])
@@ -453,6 +459,7 @@ class PortionsEntry(Row):
             number = step * lanes + lane
             self.open[number] = Portion(client.id, acked=elements.get(number, 0))
         for number, portion in list(self.open.items()):
+            # promise E1: leave the portions of other clients to them
             if portion.client != client.id and (portion.client or number not in left):
                 continue
             step = number // lanes

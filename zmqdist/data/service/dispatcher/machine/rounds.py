@@ -71,6 +71,7 @@ class CoordinatedRounds:
         if not self._tables.terms_of(iteration).coordinated:
             return
         standing = self._standing(iteration)
+        # promise R1: decide only from promises of all consumers
         if not standing:
             return
         tasks = self._tables.state.tasks
@@ -96,6 +97,7 @@ class CoordinatedRounds:
             self._tables.change(r.FinishTask(task, end_round=end_round))
             self._tables.end_task(tasks[task])
         for task in starting:
+            # promise R2: no consumer has begun the highest of these rounds
             self._tables.change(r.StartTask(task, max(watch.stop_round for watch in standing)))
         for task in (*end_rounds, *starting):
             self._workers.notify(tasks[task].worker)

@@ -42,6 +42,7 @@ class DurableState(msgspec.Struct):
         match record:
             case r.RegisterDataset(dataset):
                 self.datasets[dataset.id] = dataset
+                # promise D5: the number is used now, even if a user chose it
                 if dataset.id == str(self.next_dataset):
                     self.next_dataset += 1
             case r.PlaceWorker(worker):
@@ -70,6 +71,7 @@ class DurableState(msgspec.Struct):
                 self._end(self.iterations[number], r.IterationState.FINISHED)
             case r.CollectIteration(number):
                 self._end(self.iterations[number], r.IterationState.COLLECTED)
+                # no reader needs them, because a later reader begins a new iteration
                 self.iterations[number].portions = None
                 self._forget(self.iterations[number])
             case r.AcquireClient(client):
@@ -86,6 +88,7 @@ class DurableState(msgspec.Struct):
             case r.ReturnSplits(task_id, source, repetition, runs, request):
                 self.tasks[task_id].handed_back.append(request)
                 cursor = self.iterations[self.tasks[task_id].iteration].cursors[source]
+                # positions of an earlier repetition are not given out again
                 if cursor.repetition == repetition:
                     cursor.returned += runs
             case r.DecideCompression(dataset_id, off):
@@ -140,6 +143,7 @@ class DurableState(msgspec.Struct):
                     iteration.clients.remove(old)
             case r.RestoreSaved(client, done_runs, open_):
                 portions.restore_saved(self.clients[client], done_runs, open_)
+                # promise E5: a loaded state may reopen an iteration that was complete
                 over = portions.is_over()
                 after = r.IterationState.FINISHED if over else r.IterationState.OPEN
                 if iteration.state is not after:
@@ -163,9 +167,11 @@ class DurableState(msgspec.Struct):
             record.length,
         )
         cursor = self.iterations[task.iteration].cursors[record.source]
+        # the first task that gets there resets the source for all tasks
         if record.repetition > cursor.repetition:
             cursor.repetition, cursor.position, cursor.returned = record.repetition, 0, []
         if record.length and cursor.repetition == record.repetition:
+            # otherwise these are positions that a leaving worker has returned
             if record.start == cursor.position:
                 cursor.position += record.length
             else:

@@ -83,6 +83,7 @@ class GroupCommit:
         Otherwise return a CommitJournal, or no effect while an earlier group is being written.
         """
         effects, self._effects = self._effects, []
+        # the effect may show changes of the group that is being written (promise D3)
         if self._committing:
             self._next += effects
             return []
@@ -111,6 +112,8 @@ class GroupCommit:
         self._committing = False
         refused: list[ev.Effect] = []
         for effect in waiting:
+            # the changes that the request caused may be lost, and its next reply shows the restored
+            # state
             if isinstance(effect, ev.ReplyToRequest) and effect.news:
                 refused.append(
                     ev.FailRequest(
@@ -239,6 +242,7 @@ class DispatcherTables:
             for number in self.missing
             if self.state.workers[number].incarnation in lost_incarnations
         }
+        # it was the dispatcher that was away, so give the workers time
         self.return_deadline = now + RETURN_S if self.missing else inf
         self.last_heard: dict[int, float] = dict.fromkeys(self.state.clients, now)
         self.unread_since: dict[int, float] = {

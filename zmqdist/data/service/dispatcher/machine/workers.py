@@ -57,6 +57,7 @@ class WorkerTable:
         """Give a connected worker a task of each iteration that has not ended and in which the
         worker has no task yet."""
         for iteration in list(self._tables.state.iterations.values()):
+            # an ended iteration gives no more elements (promise D2)
             if iteration.state is not r.IterationState.OPEN:
                 continue
             tasks = [self._tables.state.tasks[task] for task in iteration.tasks]
@@ -124,6 +125,7 @@ class WorkerTable:
         self._tables.missing[number] = now
         self._tables.lost_workers.add(number)
         self._tables.worker_list.leave(self._tables.state.workers[number].address)
+        # a worker that left in good order does not come back, so nothing waits for it
         if left:
             self._remove_worker(number)
             return
@@ -213,6 +215,7 @@ class WorkerTable:
                 return
             has_finished = any(task.state is r.DataTaskState.FINISHED for task in tasks)
             if not has_finished or any(cursor.returned for cursor in iteration.cursors):
+                # promise D4: other workers compute what the lost ones were given, or returned
                 busy = {task.worker for task in open_}
                 for worker in self.workers_for_new_tasks():
                     if worker not in busy and worker not in self._tables.missing:
@@ -263,6 +266,7 @@ class WorkerTable:
         """
         for task, address in call.has.items():
             entry = self._tables.state.tasks.get(task)
+            # another worker has the place of these tasks now
             if entry is None or entry.worker != number:
                 continue
             if address and self._tables.serving.get(task) != (call.incarnation, address):
@@ -294,6 +298,7 @@ class WorkerTable:
             for task in work.has
             if task not in should or work.state != self._tables.state.number
         ]
+        # otherwise the request stays pending until there is news
         if new or drop:
             del self._tables.work_requests[worker.incarnation]
             self._tables.reply(work.token, (self._tables.state.number, new, drop), news=True)
