@@ -116,7 +116,7 @@ class Script:
 
     def event(self, command: str, texts: dict[str, str]) -> ev.Event:
         kind = EVENTS[command]
-        fields = {n: t if n in TEXTS else value_of(t) for n, t in texts.items()}
+        fields = {name: field_of(name, text) for name, text in texts.items()}
         if "token" in kind.__struct_fields__ and "token" not in fields:
             self.counts[command] += 1
             fields["token"] = f"{command}.{self.counts[command]}"
@@ -180,6 +180,13 @@ def pairs(words: Iterable[str]) -> Iterator[tuple[str, str]]:
     for word in words:
         name, _, text = word.partition("=")
         yield name, text
+
+
+def field_of(name: str, text: str) -> Any:
+    if name in ("has", "lost"):
+        items = (item.partition(":") for item in text.split(","))
+        return {int(key): value if name == "has" else int(value) for key, _, value in items}
+    return text if name in TEXTS else value_of(text)
 
 
 def value_of(text: str) -> Any:
