@@ -67,7 +67,7 @@ def save(
     snapshot = begin(path, dataset, compression)
     with writing(snapshot, workers, **options):
         pass
-    assert snapshot.mode is SnapshotMode.DONE
+    assert snapshot.machine.mode is SnapshotMode.DONE
     return snapshot
 
 

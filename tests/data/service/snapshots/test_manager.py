@@ -74,7 +74,7 @@ def test_new_folder_has_skeleton_and_metadata(tmp_path: Path) -> None:
         "streams",
     ]
     recovered = SnapshotFolder.recover(str(tmp_path / "s"))
-    assert (recovered.mode, recovered.streams()) == (SnapshotMode.ACTIVE, [])
+    assert (recovered.machine.mode, recovered.streams()) == (SnapshotMode.ACTIVE, [])
     assert recovered.progress()["positions"] == -1
 
 
@@ -159,12 +159,12 @@ def test_first_ended_stream_stops_new_ones(tmp_path: Path) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(10))
     assert [snapshot.assign("a"), snapshot.assign("b")] == [0, 1]
     snapshot.finished("a", 0)
-    assert snapshot.mode is SnapshotMode.WINDING_DOWN
+    assert snapshot.machine.mode is SnapshotMode.WINDING_DOWN
     assert snapshot.assign("c") is None
     assert snapshot.assign("a") is None
     snapshot.finished("b", 1)
     snapshot.finished("b", 1)
-    assert snapshot.mode is SnapshotMode.DONE
+    assert snapshot.machine.mode is SnapshotMode.DONE
     assert os.path.exists(snapshot_done_path(snapshot.path))
 
 
@@ -202,9 +202,9 @@ def test_failed_stream_fails_snapshot(tmp_path: Path) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(10))
     assert [snapshot.assign(worker) for worker in "ab"] == [0, 1]
     snapshot.failed("elsewhere", 0, DataLossError(None, None, "not its own"))
-    assert snapshot.mode is SnapshotMode.ACTIVE
+    assert snapshot.machine.mode is SnapshotMode.ACTIVE
     snapshot.failed("b", 1, DataLossError(None, None, "a bad file"))
-    assert snapshot.mode is SnapshotMode.ERROR
+    assert snapshot.machine.mode is SnapshotMode.ERROR
     assert snapshot.assign("a") is None
     snapshot.finished("a", 0)
     with pytest.raises(FailedPreconditionError, match="a bad file"):
@@ -429,7 +429,7 @@ def test_folder_restores_snapshot(tmp_path: Path) -> None:
                   "stream_1/owner_worker=a", "stream_1/DONE", "stream_1/splits/source_0/repetition_0/split_0_3",
                   "stream_2/splits/.gitkeep.tmp")  # fmt: skip
     recovered = SnapshotFolder.recover(path)
-    assert recovered.mode is SnapshotMode.WINDING_DOWN
+    assert recovered.machine.mode is SnapshotMode.WINDING_DOWN
     assert [(one.owner, one.state) for one in recovered.streams()] == [
         ("a", StreamState.ASSIGNED),
         ("a", StreamState.DONE),
@@ -452,19 +452,22 @@ def test_unfinished_stream_folder_is_reused(tmp_path: Path) -> None:
 
 def test_streams_that_are_all_done_make_a_snapshot_that_is(tmp_path: Path) -> None:
     path = folder(tmp_path, OWNED, "stream_0/DONE")
-    assert SnapshotFolder.recover(path).mode is SnapshotMode.DONE
+    assert SnapshotFolder.recover(path).machine.mode is SnapshotMode.DONE
     assert os.path.exists(snapshot_done_path(path))
-    assert SnapshotFolder.recover(path).mode is SnapshotMode.DONE
+    assert SnapshotFolder.recover(path).machine.mode is SnapshotMode.DONE
 
 
 def test_error_in_folder_persists(tmp_path: Path) -> None:
     path = folder(tmp_path, OWNED, 'stream_0/ERROR={"code": 15, "message": "a bad file"}')
     for _ in range(2):
         recovered = SnapshotFolder.recover(path)
-        assert (recovered.mode, type(recovered.error)) == (SnapshotMode.ERROR, DataLossError)
+        assert (recovered.machine.mode, type(recovered.machine.error)) == (
+            SnapshotMode.ERROR,
+            DataLossError,
+        )
     assert os.path.exists(snapshot_error_path(path))
     Path(snapshot_error_path(path)).write_text("")
-    assert "cannot be read" in str(SnapshotFolder.recover(path).error)
+    assert "cannot be read" in str(SnapshotFolder.recover(path).machine.error)
 
 
 def test_folder_of_later_version_is_refused(tmp_path: Path) -> None:
@@ -517,6 +520,8 @@ def test_full_disk_at_end_leaves_no_waiter(
         end = failed if full == "ERROR" else partial(snapshot.finished, "a", 0)
         with pytest.raises(OSError, match="No space left"):
             end()
-    assert snapshot.mode is SnapshotMode.ERROR
-    assert snapshot.error is not None
-    assert isinstance(snapshot.error, ResourceExhaustedError if full == "DONE" else InternalError)
+    assert snapshot.machine.mode is SnapshotMode.ERROR
+    assert snapshot.machine.error is not None
+    assert isinstance(
+        snapshot.machine.error, ResourceExhaustedError if full == "DONE" else InternalError
+    )

@@ -155,7 +155,7 @@ def crash_and_go_on(
         stream = snapshot.assign("w")
         assert stream == 0
         lives, at = 0, first
-        while snapshot.mode is not SnapshotMode.DONE:
+        while snapshot.machine.mode is not SnapshotMode.DONE:
             with monkeypatch.context() as patch:
                 writer = writer_of(snapshot, "w", 0, chunk_bytes_max=30, interval_s=always)
                 crashing(patch, at)
@@ -188,7 +188,7 @@ def test_stream_of_living_writer_is_written_once(
     monkeypatch.setattr(snapshot_layout, "write_json", overtaken)
     with pytest.raises(CancelledError, match="has another writer now"):
         old.run()
-    assert snapshot.mode is SnapshotMode.DONE
+    assert snapshot.machine.mode is SnapshotMode.DONE
     assert numbers(
         Dataset.load(str(path), reader_func=lambda chunks: chunks.flat_map(lambda one: one))
     ) == list(range(30))
@@ -261,7 +261,7 @@ def test_pipeline_error_fails_stream(tmp_path: Path) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(10).map(fails_at_five))
     with pytest.raises(InvalidArgumentError, match="element is NaN"):
         write(snapshot)
-    assert snapshot.mode is SnapshotMode.ERROR
+    assert snapshot.machine.mode is SnapshotMode.ERROR
     for folder in (tmp_path / "s", tmp_path / "s" / "streams" / "stream_0"):
         told = json.loads((folder / "ERROR").read_text())
         assert told == {"code": 3, "message": "element is NaN"}

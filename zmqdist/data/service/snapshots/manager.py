@@ -31,7 +31,6 @@ from zmqdist.data.service.snapshots.machine import (
     SnapshotCompleted,
     SnapshotFailed,
     SnapshotMachine,
-    SnapshotMode,
     StreamAssignment,
     StreamState,
     begin_order,
@@ -54,6 +53,7 @@ class SnapshotFolder:
 
     Attributes:
       path: the folder.
+      machine: decides on the streams. Any thread may read its `mode` and `error`.
     """
 
     def __init__(self, path: str, metadata: dict[str, Any]) -> None:
@@ -63,19 +63,9 @@ class SnapshotFolder:
                 f"version {snapshot_layout.VERSION}",
             )
         self.path = path
-        self._machine = SnapshotMachine(path, metadata["sources"], metadata["repetitions"])
+        self.machine = SnapshotMachine(path, metadata["sources"], metadata["repetitions"])
         self._sources = len(metadata["sources"])
         self._lock = threading.RLock()
-
-    @property
-    def mode(self) -> SnapshotMode:
-        """The state of the snapshot."""
-        return self._machine.mode
-
-    @property
-    def error(self) -> OpError | None:
-        """The error with which the snapshot has failed; None if it has not failed."""
-        return self._machine.error
 
     # -- creating a folder and reading it back --
 
@@ -152,7 +142,7 @@ class SnapshotFolder:
         """Restore the machine from the folder. Raises as `recover` does."""
         error = snapshot_layout.read_error(self.path)
         is_complete = storage.exists(snapshot_layout.snapshot_done_path(self.path))
-        streams = _FolderReader(self.path, self._sources).streams()
+        streams = _read_streams(self.path, self._sources)
         folders = [
             snapshot_layout.stream_path(self.path, stream.index)
             for stream in streams
@@ -164,7 +154,7 @@ class SnapshotFolder:
             else [failure for stream in folders if (failure := snapshot_layout.read_error(stream))]
         )
         with self._lock:
-            self._write(self._machine.restore(streams, is_complete, error, failures))
+            self._write(self.machine.restore(streams, is_complete, error, failures))
 
     def _write(self, records: Sequence[Record]) -> None:
         """Write and apply the records of a decision, one after the other. Call this with the lock
@@ -174,12 +164,12 @@ class SnapshotFolder:
             try:
                 self._write_record(record)
             except OSError as error:
-                for replacement in self._machine.not_written(
+                for replacement in self.machine.not_written(
                     record, storage.error_of(error, self.path)
                 ):
                     self._write_record(replacement)
                 raise
-            self._machine.apply(record)
+            self.machine.apply(record)
 
     def _write_record(self, record: Record) -> None:
         match record:
@@ -202,7 +192,7 @@ class SnapshotFolder:
     def assign(self, worker: str, may_begin: bool = True) -> int | None:
         """Call `SnapshotMachine.assign`, and write the records that it returns."""
         with self._lock:
-            stream, records = self._machine.assign(worker, may_begin)
+            stream, records = self.machine.assign(worker, may_begin)
             self._write(records)
             return stream
 
@@ -211,7 +201,7 @@ class SnapshotFolder:
     ) -> tuple[int, int]:
         """Call `SnapshotMachine.hand_out`, and write the records that it returns."""
         with self._lock:
-            positions, records = self._machine.hand_out(
+            positions, records = self.machine.hand_out(
                 worker, stream, source, repetition, local, count
             )
             self._write(records)
@@ -220,35 +210,35 @@ class SnapshotFolder:
     def finished(self, worker: str, stream: int) -> None:
         """Call `SnapshotMachine.finished`, and write the records that it returns."""
         with self._lock:
-            self._write(self._machine.finished(worker, stream))
+            self._write(self.machine.finished(worker, stream))
 
     def failed(self, worker: str, stream: int, error: OpError) -> None:
         """Call `SnapshotMachine.failed`, and write the records that it returns."""
         with self._lock:
-            self._write(self._machine.failed(worker, stream, error))
+            self._write(self.machine.failed(worker, stream, error))
 
     def cancel(self) -> None:
         """Call `SnapshotMachine.cancel`, and write the records that it returns."""
         with self._lock:
-            self._write(self._machine.cancel())
+            self._write(self.machine.cancel())
 
     def worker_lost(self, worker: str) -> None:
         """Mark the stream that a worker was writing as an orphan. Write no record, because the
         state ORPHAN is not in the folder."""
         with self._lock:
-            self._machine.worker_lost(worker)
+            self.machine.worker_lost(worker)
 
     def owners(self) -> set[str]:
         """Return the addresses of the workers to which streams of this snapshot are assigned."""
         with self._lock:
-            return self._machine.owners()
+            return self.machine.owners()
 
     def streams(self) -> list[StreamAssignment]:
         """Return copies of the streams in order, without their runs of positions."""
         with self._lock:
             return [
                 StreamAssignment(stream.index, stream.owner, stream.state)
-                for stream in self._machine.streams
+                for stream in self.machine.streams
             ]
 
     def progress(self) -> dict[str, Any]:
@@ -257,120 +247,117 @@ class SnapshotFolder:
         """
         chunks = snapshot_layout.committed_chunks(self.path)
         with self._lock:
-            figures = self._machine.figures()
+            figures = self.machine.figures()
         return figures | {"chunks": len(chunks), "elements": sum(chunk.count for chunk in chunks)}
 
 
 # -- reading a folder back -------------------------------------------------------------------------
 
 
-class _FolderReader:
-    """Reads and checks the streams in a snapshot's folder."""
-
-    def __init__(self, path: str, sources: int) -> None:
-        self._path = path
-        self._sources = sources
-
-    def streams(self) -> list[StreamAssignment]:
-        """Return all streams in order. Raises InvalidArgumentError or InternalError if a file is
-        invalid."""
-        root = storage.join(self._path, "streams")
-        indexes = sorted(_number(name, "stream", root) for name in storage.list_names(root))
-        # Leave out a folder without the file of its owner: the dispatcher ended while it created
-        # the folder, so no worker has the stream.
-        streams = [self._stream(index) for index in indexes if self._owner(index) is not None]
-        if [stream.index for stream in streams] != list(range(len(streams))):
-            raise InternalError(
-                f"{root}: a stream is missing: the folder has {[stream.index for stream in streams]}"
-            )
-        owners: dict[str, int] = {}
-        for stream in streams:
-            # promise P2 of machine.py
-            if stream.state is not StreamState.DONE:
-                if stream.owner in owners:
-                    raise InternalError(
-                        f"{root}: stream {stream.index} is owned by {stream.owner}, but that "
-                        f"worker is already assigned "
-                        f"to stream {owners[stream.owner]}"
-                    )
-                owners[stream.owner] = stream.index
-        self._check_positions(streams)
-        return streams
-
-    def _owner(self, index: int) -> str | None:
-        try:
-            return storage.read(
-                storage.join(snapshot_layout.stream_path(self._path, index), "owner_worker")
-            ).decode()
-        except FileNotFoundError:
-            return None
-
-    def _stream(self, index: int) -> StreamAssignment:
-        folder = snapshot_layout.stream_path(self._path, index)
-        is_complete = storage.exists(snapshot_layout.snapshot_done_path(folder))
-        stream = StreamAssignment(
-            index,
-            self._owner(index) or "",
-            StreamState.DONE if is_complete else StreamState.ASSIGNED,
+def _read_streams(path: str, sources: int) -> list[StreamAssignment]:
+    """Return all streams in order. Raises InvalidArgumentError or InternalError if a file is
+    invalid."""
+    root = storage.join(path, "streams")
+    indexes = sorted(_number(name, "stream", root) for name in storage.list_names(root))
+    # Leave out a folder without the file of its owner: the dispatcher ended while it created
+    # the folder, so no worker has the stream.
+    streams = [
+        _read_stream(path, index, sources) for index in indexes if _owner(path, index) is not None
+    ]
+    if [stream.index for stream in streams] != list(range(len(streams))):
+        raise InternalError(
+            f"{root}: a stream is missing: the folder has {[stream.index for stream in streams]}"
         )
-        splits = storage.join(folder, "splits")
-        for name in storage.list_names(splits):
-            source = _number(name, "source", splits)
-            if source >= self._sources:
+    owners: dict[str, int] = {}
+    for stream in streams:
+        # promise P2 of machine.py
+        if stream.state is not StreamState.DONE:
+            if stream.owner in owners:
                 raise InternalError(
-                    f"{splits}: Found conflict between {name} and the dataset, which has "
-                    f"{self._sources} sources"
+                    f"{root}: stream {stream.index} is owned by {stream.owner}, but that "
+                    f"worker is already assigned "
+                    f"to stream {owners[stream.owner]}"
                 )
-            for inner in storage.list_names(storage.join(splits, name)):
-                repetition = _number(inner, "repetition", storage.join(splits, name))
-                stream.runs[source, repetition] = self._runs(storage.join(splits, name, inner))
-        return stream
+            owners[stream.owner] = stream.index
+    _check_positions(path, streams)
+    return streams
 
-    def _runs(self, folder: str) -> list[PositionRun]:
-        runs = sorted(
-            (self._run(folder, name) for name in storage.list_names(folder)),
-            key=lambda run: run.local,
+
+def _owner(path: str, index: int) -> str | None:
+    try:
+        return storage.read(
+            storage.join(snapshot_layout.stream_path(path, index), "owner_worker")
+        ).decode()
+    except FileNotFoundError:
+        return None
+
+
+def _read_stream(path: str, index: int, sources: int) -> StreamAssignment:
+    folder = snapshot_layout.stream_path(path, index)
+    is_complete = storage.exists(snapshot_layout.snapshot_done_path(folder))
+    stream = StreamAssignment(
+        index,
+        _owner(path, index) or "",
+        StreamState.DONE if is_complete else StreamState.ASSIGNED,
+    )
+    splits = storage.join(folder, "splits")
+    for name in storage.list_names(splits):
+        source = _number(name, "source", splits)
+        if source >= sources:
+            raise InternalError(
+                f"{splits}: Found conflict between {name} and the dataset, which has "
+                f"{sources} sources"
+            )
+        for inner in storage.list_names(storage.join(splits, name)):
+            repetition = _number(inner, "repetition", storage.join(splits, name))
+            stream.runs[source, repetition] = _read_runs(storage.join(splits, name, inner))
+    return stream
+
+
+def _read_runs(folder: str) -> list[PositionRun]:
+    runs = sorted(
+        (_read_run(folder, name) for name in storage.list_names(folder)),
+        key=lambda run: run.local,
+    )
+    local = 0
+    for run in runs:
+        if run.local != local:
+            raise InternalError(f"{folder}: Found missing local split index {local}")
+        local += run.count
+    return runs
+
+
+def _read_run(folder: str, name: str) -> PositionRun:
+    match = re.fullmatch(r"split_(\d+)_(\d+)", name, re.ASCII)
+    if match is None:
+        raise invalid(f"{folder}/{name}: Expected split_<local_split_index>_<global_split_index>")
+    local, start = int(match[1]), int(match[2])
+    if local > start:
+        raise invalid(
+            f"{folder}/{name}: The local split index {local} exceeds the global split index {start}"
         )
-        local = 0
+    text = storage.read(storage.join(folder, name))
+    if text and not re.fullmatch(rb"[1-9]\d*", text):
+        raise invalid(f"{folder}/{name}: not a number of positions: {text[:40]!r}")
+    return PositionRun(local, start, int(text or b"1"))
+
+
+def _check_positions(path: str, streams: Sequence[StreamAssignment]) -> None:
+    by_source: dict[tuple[int, int], list[PositionRun]] = {}
+    for stream in streams:
+        for key, runs in stream.runs.items():
+            by_source.setdefault(key, []).extend(runs)
+    for (source, repetition), runs in by_source.items():
+        name = f"{path}: source {source}, repetition {repetition}"
+        runs.sort(key=lambda run: run.start)
+        for run, after in pairwise(runs):
+            if after.start < run.start + run.count:
+                raise InternalError(f"{name}: Found duplicate global split index {after.start}")
+        position = 0
         for run in runs:
-            if run.local != local:
-                raise InternalError(f"{folder}: Found missing local split index {local}")
-            local += run.count
-        return runs
-
-    def _run(self, folder: str, name: str) -> PositionRun:
-        match = re.fullmatch(r"split_(\d+)_(\d+)", name, re.ASCII)
-        if match is None:
-            raise invalid(
-                f"{folder}/{name}: Expected split_<local_split_index>_<global_split_index>"
-            )
-        local, start = int(match[1]), int(match[2])
-        if local > start:
-            raise invalid(
-                f"{folder}/{name}: The local split index {local} exceeds the global split index "
-                f"{start}"
-            )
-        text = storage.read(storage.join(folder, name))
-        if text and not re.fullmatch(rb"[1-9]\d*", text):
-            raise invalid(f"{folder}/{name}: not a number of positions: {text[:40]!r}")
-        return PositionRun(local, start, int(text or b"1"))
-
-    def _check_positions(self, streams: Sequence[StreamAssignment]) -> None:
-        by_source: dict[tuple[int, int], list[PositionRun]] = {}
-        for stream in streams:
-            for key, runs in stream.runs.items():
-                by_source.setdefault(key, []).extend(runs)
-        for (source, repetition), runs in by_source.items():
-            name = f"{self._path}: source {source}, repetition {repetition}"
-            runs.sort(key=lambda run: run.start)
-            for run, after in pairwise(runs):
-                if after.start < run.start + run.count:
-                    raise InternalError(f"{name}: Found duplicate global split index {after.start}")
-            position = 0
-            for run in runs:
-                if run.start != position:
-                    raise InternalError(f"{name}: Found missing global split index {position}")
-                position += run.count
+            if run.start != position:
+                raise InternalError(f"{name}: Found missing global split index {position}")
+            position += run.count
 
 
 def _request_of(path: str) -> str | None:
@@ -444,9 +431,7 @@ class SnapshotManager:
         # If a worker sends two requests at the same time, it gets only one new stream.
         with self._assigning:
             running = {
-                snapshot.path: snapshot
-                for snapshot in self.all()
-                if snapshot.mode in (SnapshotMode.ACTIVE, SnapshotMode.WINDING_DOWN)
+                snapshot.path: snapshot for snapshot in self.all() if not snapshot.machine.over
             }
             streams = {
                 path: index

@@ -135,7 +135,7 @@ class SnapshotService:
                 )
         for snapshot in self._pool.map(SnapshotFolder.recover, there):
             self._snapshots.add(snapshot)
-            log.info("recovered the snapshot %s: %s", snapshot.path, snapshot.mode.value)
+            log.info("recovered the snapshot %s: %s", snapshot.path, snapshot.machine.mode.value)
         if there:
             self._loop.set_timer(
                 (self, "owners"),
@@ -422,10 +422,11 @@ class _PendingSave:
 
 
 def _over(snapshot: SnapshotFolder) -> tuple[int, str] | None:
-    if snapshot.mode is SnapshotMode.DONE:
+    if snapshot.machine.mode is SnapshotMode.DONE:
         return 0, ""
-    if snapshot.error is not None:
-        return snapshot.error.error_code, str(snapshot.error)
+    error = snapshot.machine.error
+    if error is not None:
+        return error.error_code, str(error)
     return None
 
 
