@@ -448,7 +448,8 @@ def before_all_have_it(self: CoordinatedDelivery, event: TaskReplied) -> TaskRep
 
 
 def one_round_late(self: CoordinatedDelivery, event: News) -> News:
-    return event._replace(ended={task: end + 1 for task, end in event.ended.items()})
+    late = {task: end + 1 for task, end in event.end_rounds.items()}
+    return event._replace(end_rounds=late)
 
 
 def though_it_is_held(patch: pytest.MonkeyPatch) -> None:
