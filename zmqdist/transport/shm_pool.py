@@ -259,7 +259,7 @@ def open_memfd(pid: int, fd: int, inode: int, *, nbytes: int, writable: bool = T
     # Without O_NONBLOCK, opening a FIFO would wait until another process opens its other end.
     flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     ours = os.open(f"/proc/{pid}/fd/{fd}", flags)
-    with _closed_on_error(ours):
+    try:  # faster than `_closed_on_error`, because each published array is opened
         status = os.fstat(ours)
         if status.st_ino != inode:
             raise OSError(
@@ -278,6 +278,9 @@ def open_memfd(pid: int, fd: int, inode: int, *, nbytes: int, writable: bool = T
                 f"descriptor {fd} of process {pid} has {status.st_size} bytes, or its size is not "
                 f"sealed"
             )
+    except BaseException:
+        os.close(ours)
+        raise
     return ours
 
 
