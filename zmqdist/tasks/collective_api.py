@@ -13,7 +13,6 @@ Rules
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -25,16 +24,16 @@ from numpy.typing import NDArray
 
 from zmqdist import nest
 from zmqdist.clock import seconds
-from zmqdist.collectives import ReduceOp
-from zmqdist.coordination.replies import Task, task_name
-from zmqdist.errors import CancelledError, InvalidArgumentError, OpError
-from zmqdist.field_types import converted
+from zmqdist.collectives import CommunicationOptions, ReduceOp, checked_options
+from zmqdist.coordination.replies import Task
+from zmqdist.errors import InvalidArgumentError, OpError
+from zmqdist.field_types import checked, converted
 from zmqdist.limits import COLLECTIVE_INLINE_BYTES_MAX, COLLECTIVE_TIMEOUT_S
 from zmqdist.specs import IndexedSlices, TensorSpec, joined, plain_array
 from zmqdist.tasks import collectives_machine as core
 from zmqdist.tasks import ring_schedules
 from zmqdist.tasks.collective_leader import RESULT
-from zmqdist.tasks.collectives import Collectives, GroupMembers
+from zmqdist.tasks.collectives import Collectives, Group
 from zmqdist.tasks.node import Node
 from zmqdist.wire import trusted
 
@@ -43,87 +42,29 @@ Array: TypeAlias = NDArray[Any]
 Tasks: TypeAlias = "Sequence[str | Task] | Group | None"
 
 
-class Group:
-    """A group of tasks that do collectives together, as one of its members sees it. `Server.group`
-    makes it.
+class CollectiveMethods:
+    """The methods of a Server for collectives. The Server sets the two attributes."""
 
-    Attributes:
-      name: name of the group. Operations of groups with different names are independent, even if
-        the groups have the same tasks.
-      tasks: the names of the members by rank, such as "worker:0". The first member is the leader,
-        which compares the members' parts.
-      rank: rank of this task.
-    """
+    _node: Node
+    _collectives: Collectives
 
-    def __init__(self, members: GroupMembers, collectives: Collectives) -> None:
-        self._members = members
-        self._collectives = collectives
-        self.name = members.name
-        self.tasks = [*map(task_name, members.tasks)]
-        self.rank = members.rank
+    @checked
+    def group(self, tasks: Tasks = None, name: str = "") -> Group:
+        """Return the group of these tasks, for collectives.
 
-    @property
-    def size(self) -> int:
-        """The number of members."""
-        return len(self.tasks)
-
-    def cancel(self, message: str = "cancelled by a member") -> None:
-        """Cancel the group's next operation, which ends with CancelledError at all other members.
-        The operation after that works again.
-
-        A member that cannot take part calls this in place of the operation, so that the other
-        members do not wait for it. This does not block.
-        """
-        with self._collectives.own_wait, self._members.lock:
-            self._collectives.agree(
-                self._members,
-                "cancel",
-                NOTHING,
-                inf,
-                CancelledError(f"{self.tasks[self.rank]}: {message}"),
-            )
-
-    def abort(self, code: int, message: str) -> None:
-        """End the current operation at every member with this error, and end each later operation
-        at once, until `reset`.
+        >>> task.all_reduce(np.arange(3), group=task.group(["localhost:0"], name="alone"))
+        array([0, 1, 2])
 
         Args:
-          code: one of zmqdist.errors, such as UNAVAILABLE.
+          tasks: the members in the order of their ranks; all members must pass the same list.
+            `None` means all tasks of this task's job.
+          name: operations of groups with different names are independent; by default the name is
+            the list of tasks.
 
         Raises:
-          UnavailableError: the group's leader cannot be reached.
+          InvalidArgumentError: a task is unknown or listed twice, this task is missing, or the name
+            belongs to a group with other members.
         """
-        with self._collectives.own_wait:
-            self._collectives.abort(self._members, code, message)
-
-    def reset(self) -> None:
-        """End an abort, so that the next operation of every member works again. Only one member
-        calls this, and only once. Raises the errors of `abort`.
-        """
-        with self._collectives.own_wait:
-            self._collectives.reset(self._members)
-
-    def __repr__(self) -> str:
-        return f"<Group {self.name}, rank {self.rank} of {self.size}>"
-
-
-NOTHING = ("cancel", "", 0, None, None)
-
-
-class Operations:
-    """The collectives of one task. Server documents the methods.
-
-    Attributes:
-      collectives: the object that runs the operations.
-    """
-
-    def __init__(self, node: Node, collectives: Collectives) -> None:
-        self._node = node
-        self.collectives = collectives
-        self._groups: dict[str, Group] = {}
-        self._lock = threading.Lock()
-
-    def group(self, tasks: Tasks = None, name: str = "") -> Group:
         if isinstance(tasks, Group):
             return tasks
         if tasks is None:
@@ -132,29 +73,57 @@ class Operations:
         elif isinstance(tasks, str):
             raise InvalidArgumentError(f"a group is a list of tasks, not the text {tasks!r}")
         else:
-            each: list[Any] = converted("the tasks of a group", list, tasks)
-            members = [self._node.task(task) for task in each]
-        name = name or ",".join(map(task_name, members))
-        with self._lock:
-            group = self._groups.get(name)
-            if group is None:
-                group = self._groups[name] = Group(
-                    GroupMembers(name, members, self._node.me), self.collectives
-                )
-        if list(group._members.tasks) != members:
-            raise InvalidArgumentError(f"group {name!r} has the members {', '.join(group.tasks)}")
-        return group
-
-    # -- reducing ----------------------------------------------------------------------------------
+            names: list[Any] = converted("the tasks of a group", list, tasks)
+            members = [self._node.task(task) for task in names]
+        return self._collectives.group(members, name)
 
     def all_reduce(
         self,
         x: Any,
-        op: str,
-        group: Tasks,
-        timeout: float | None,
-        bytes_per_pack: int = COLLECTIVE_INLINE_BYTES_MAX,
+        op: Any = "sum",
+        group: Tasks = None,
+        timeout: float | None = None,
+        *,
+        options: CommunicationOptions | None = None,
     ) -> Any:
+        """Reduce the values of all members, and return the result, which has the same bits at every
+        member.
+
+        >>> task.all_reduce(np.arange(3), "sum")
+        array([0, 1, 2])
+
+        All members of the group must call this method, which blocks until all have called it.
+
+        Args:
+          x: an array, a number, IndexedSlices, or a structure of them, with the same shapes and
+            dtypes at all members. IndexedSlices may differ in the number of rows, and the result
+            has the rows of all members.
+          op: "sum", "mean", "min", "max", "prod", or a ReduceOp. The mean of whole numbers is a
+            float64. IndexedSlices allow only sum and mean.
+          group: tasks by rank, or the result of `group`; `None` means all tasks of this task's job.
+          timeout: seconds to wait for the other members, and again for each piece of a large value.
+            `None` means limits.COLLECTIVE_TIMEOUT_S, and math.inf means without a limit.
+          options: CommunicationOptions with `bytes_per_pack`, and with `timeout_seconds`, which is
+            used if `timeout` is None.
+
+        Returns:
+          A structure like `x`. Its arrays are new, and the caller owns them.
+
+        Raises:
+          InvalidArgumentError: the members' values or operations differ. All members raise this
+            error, and the next collective works.
+          DeadlineExceededError: members were absent; the text names them. An absent member raises
+            this error at its next call.
+          UnavailableError: a member has ended; the text names it.
+          CancelledError: a member has cancelled its part, or this server was stopped.
+          TypeError: `x` has values that are neither numbers nor bools.
+          ValueError: there is no such op.
+        """
+        bytes_per_pack = COLLECTIVE_INLINE_BYTES_MAX
+        if options is not None:
+            checked_options(options)
+            timeout = options.timeout_seconds if timeout is None else timeout
+            bytes_per_pack = options.bytes_per_pack
         with self._operation(group, timeout) as operation:
             with operation.preparing():
                 op = ReduceOp.of(op).value
@@ -199,7 +168,19 @@ class Operations:
                     results[place] = operation.rows(signature, values, leaves[place], op)
             return nest.pack_sequence_as(x, results) if nest.is_nested(x) else results[0]
 
-    def reduce_scatter(self, x: Any, op: str, group: Tasks, timeout: float | None) -> Array:
+    def reduce_scatter(
+        self, x: Any, op: Any = "sum", group: Tasks = None, timeout: float | None = None
+    ) -> NDArray[Any]:
+        """Reduce the arrays of all members, and return this rank's part of the result: a range of
+        rows of the first axis.
+
+        >>> task.reduce_scatter(np.arange(4))
+        array([0, 1, 2, 3])
+
+        If the rows cannot be divided evenly, each of the first ranks gets one row more. `x` is one
+        array. A scalar raises ValueError. The other arguments, and the errors, are those of
+        `all_reduce`.
+        """
         with self._operation(group, timeout) as operation:
             with operation.preparing():
                 op = ReduceOp.of(op).value
@@ -223,9 +204,43 @@ class Operations:
 
             return result
 
-    # -- moving ------------------------------------------------------------------------------------
+    def all_gather(
+        self, x: Any, axis: int = 0, group: Tasks = None, timeout: float | None = None
+    ) -> Any:
+        """Concatenate the arrays of all members by rank, and return the result at every member.
+
+        >>> task.all_gather(np.arange(2))
+        array([0, 1])
+
+        Args:
+          x: an array or a structure of arrays. Members may differ only in the sizes along `axis`.
+          axis: number of the axis, 0 or more.
+
+        Raises:
+          ValueError: `x` is a scalar, or has no such axis.
+          TypeError: `x` has Python objects, or `axis` is not an integer.
+          NotImplementedError: `x` has IndexedSlices.
+          OpError: any error of `all_reduce`.
+        """
+        return self._gather("all_gather", x, axis, 0, group, timeout)
 
     def gather(
+        self,
+        x: Any,
+        root: int = 0,
+        axis: int = 0,
+        group: Tasks = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Concatenate as `all_gather` does, but return the result only at the member of rank
+        `root`, and None at the other members.
+
+        >>> task.gather(np.arange(2), root=0)
+        array([0, 1])
+        """
+        return self._gather("gather", x, axis, root, group, timeout)
+
+    def _gather(
         self, kind: str, x: Any, axis: int, root: int, group: Tasks, timeout: float | None
     ) -> Any:
         with self._operation(group, timeout) as operation:
@@ -242,7 +257,22 @@ class Operations:
                 return None
             return nest.pack_sequence_as(x, results) if nest.is_nested(x) else results[0]
 
-    def broadcast(self, x: Any, root: int, group: Tasks, timeout: float | None) -> Any:
+    def broadcast(
+        self, x: Any = None, root: int = 0, group: Tasks = None, timeout: float | None = None
+    ) -> Any:
+        """Return the value of the member of rank `root` at every member.
+
+        >>> task.broadcast(np.arange(2), root=0)
+        array([0, 1])
+
+        Args:
+          x: at the root an array, or any structure that `send` takes. The root's result may share
+            memory with `x`. The other members' values are ignored, but must be of these types, too.
+
+        Raises:
+          InvalidArgumentError: `root` is not a rank of the group.
+          OpError: any error of `all_reduce`.
+        """
         with self._operation(group, timeout) as operation:
             with operation.preparing():
                 operation.check_root(root)
@@ -254,7 +284,15 @@ class Operations:
                 mine = nest.pack_sequence_as(x, leaves) if nest.is_nested(x) else leaves[0]
             return operation.broadcast(mine, root)
 
-    def all_to_all(self, x: Any, group: Tasks, timeout: float | None) -> Array:
+    def all_to_all(self, x: Any, group: Tasks = None, timeout: float | None = None) -> NDArray[Any]:
+        """Send item i of the first axis of `x` to rank i, for each i. Item i of the result is the
+        item that rank i has sent to this member.
+
+        >>> task.all_to_all(np.array([[1, 2]]))
+        array([[1, 2]])
+
+        `x` must have one item for each member. Raises the errors of `all_reduce`.
+        """
         with self._operation(group, timeout) as operation:
             with operation.preparing():
                 array = _array(x)
@@ -277,9 +315,15 @@ class Operations:
 
             return result
 
-    # -- objects -----------------------------------------------------------------------------------
+    def broadcast_object(
+        self, value: Any = None, root: int = 0, group: Tasks = None, timeout: float | None = None
+    ) -> Any:
+        """Return the object of the member of rank `root` at every member. The object must be
+        picklable. The other arguments, and the errors, are those of `broadcast`.
 
-    def broadcast_object(self, value: Any, root: int, group: Tasks, timeout: float | None) -> Any:
+        >>> task.broadcast_object({"rate": 0.1})
+        {'rate': 0.1}
+        """
         with self._operation(group, timeout) as operation:
             with operation.preparing():
                 operation.check_root(root)
@@ -287,7 +331,15 @@ class Operations:
             got = operation.broadcast(blob, root)
             return value if operation.rank == root else _unpickled(got)
 
-    def all_gather_object(self, value: Any, group: Tasks, timeout: float | None) -> list[Any]:
+    def all_gather_object(
+        self, value: Any, group: Tasks = None, timeout: float | None = None
+    ) -> list[Any]:
+        """Return the objects of all members, by rank, at every member. Each object must be
+        picklable. Raises the errors of `all_reduce`.
+
+        >>> task.all_gather_object({"rank": 0})
+        [{'rank': 0}]
+        """
         with self._operation(group, timeout) as operation:
             with operation.preparing():
                 blob = _pickled(value)
@@ -296,10 +348,10 @@ class Operations:
             return [*map(_unpickled, blobs)]
 
     @contextmanager
-    def _operation(self, group: Tasks, timeout: float | None) -> Iterator[_Operation]:
-        found = self.group(group)
-        with self._node.own_wait, found._members.lock:
-            operation = _Operation(found._members, self.collectives)
+    def _operation(self, tasks: Tasks, timeout: float | None) -> Iterator[_Operation]:
+        group = self.group(tasks)
+        with self._node.own_wait, group._lock:
+            operation = _Operation(group, self._collectives)
             with operation.preparing():
                 limit_s = seconds(timeout)
             if timeout is not None:
@@ -310,12 +362,12 @@ class Operations:
 class _Operation:
     """One operation of a group, at one of the group's members."""
 
-    def __init__(self, members: GroupMembers, collectives: Collectives) -> None:
-        self._members = members
+    def __init__(self, group: Group, collectives: Collectives) -> None:
+        self._group = group
         self._collectives = collectives
         self.timeout_s: float = COLLECTIVE_TIMEOUT_S
-        self.rank = members.rank
-        self.size = members.size
+        self.rank = group.rank
+        self.size = group.size
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
@@ -324,9 +376,9 @@ class _Operation:
         try:
             yield
         except Exception as error:
-            text = f"{task_name(self._members.tasks[self.rank])} could not take part: {type(error).__name__}: {error}"
+            text = f"{self._group.tasks[self.rank]} could not take part: {type(error).__name__}: {error}"
             failure = error if isinstance(error, OpError) else InvalidArgumentError(text)
-            self._collectives.agree(self._members, "nothing", NOTHING, inf, failure)
+            self._collectives.refuse(self._group, "nothing", failure)
             raise
 
     def check_root(self, root: int) -> None:
@@ -356,12 +408,12 @@ class _Operation:
           exchange: a function that makes the schedules and the arrays of the result from the
             details of all members by rank.
         """
-        verdict = self._collectives.agree(self._members, signature, contribution, self.timeout_s)
+        verdict = self._collectives.agree(self._group, signature, contribution, self.timeout_s)
         if verdict[0] == RESULT:
             return verdict[1]
         _, counter, name, details = verdict
         return self._collectives.exchange(
-            self._members, counter, name, lambda: exchange(details), self.timeout_s
+            self._group, counter, name, lambda: exchange(details), self.timeout_s
         )
 
     def reduce(self, signature: str, array: Array, op: str) -> Array:

@@ -25,7 +25,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from functools import partial
+from math import inf
 from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
@@ -65,68 +67,95 @@ IN_FLIGHT_MAX = 2 * COLLECTIVE_WIDTH + 2
 COLLECTIVE_WIDTH pieces, members could deadlock."""
 
 
-class GroupMembers:
-    """A group as one of its members sees it.
+NOTHING = ("cancel", "", 0, None, None)
+"""The contribution of a member that takes no part in an operation."""
+
+
+class Group:
+    """A group of tasks that do collectives together, as one of its members sees it. `Server.group`
+    makes it.
 
     Attributes:
-      name: name of the group, equal at all members; operations of groups with different names are
-        independent.
-      tasks: the members by rank.
+      name: name of the group. Operations of groups with different names are independent, even if
+        the groups have the same tasks.
+      tasks: the names of the members by rank, such as "worker:0". The first member is the leader,
+        which compares the members' parts.
       rank: rank of this task.
-      counter: the number of the next operation's round; 0 for the first operation. `None` means the
-        current round, whose number this member does not know.
-      unnumbered: the leader's reply to a failure that this member announced while `counter` was
-        None. The reply has the number of the round.
-      aborted: (code, message) if a member has aborted the current operation; else None.
-      lock: the lock that a caller holds during an operation.
     """
 
-    def __init__(self, name: str, tasks: Sequence[Task], me: Task) -> None:
-        self.name = name
-        self.tasks = tuple(tasks)
-        if not tasks or len(set(tasks)) < len(tasks):
+    def __init__(
+        self, name: str, members: Sequence[Task], me: Task, collectives: Collectives
+    ) -> None:
+        self._members = tuple(members)
+        if not members or len(set(members)) < len(members):
             raise InvalidArgumentError(
-                f"a group needs one or more different tasks, not {[*map(task_name, tasks)]}"
+                f"a group needs one or more different tasks, not {[*map(task_name, members)]}"
             )
-        if me not in self.tasks:
-            members = ", ".join(map(task_name, tasks))
-            raise InvalidArgumentError(f"{task_name(me)} is not a member of the group {members}")
-        self.rank = self.tasks.index(me)
-        self.counter: int | None = 0
-        self.unnumbered: _LocalReply | StatusOrResult | None = None
-        self.aborted: tuple[int, str] | None = None
-        self.lock = threading.Lock()
+        if me not in self._members:
+            names = ", ".join(map(task_name, members))
+            raise InvalidArgumentError(f"{task_name(me)} is not a member of the group {names}")
+        self.name = name
+        self.tasks = [*map(task_name, members)]
+        self.rank = self._members.index(me)
+        self._collectives = collectives
+        # A caller holds this lock during an operation.
+        self._lock = threading.Lock()
+        # The number of the next operation's round; 0 for the first operation. None means the
+        # current round, whose number this member does not know.
+        self._counter: int | None = 0
+        # The leader's reply to a failure that this member announced while `counter` was None. The
+        # reply has the number of the round.
+        self._unnumbered: _LocalReply | StatusOrResult | None = None
+        # (code, message) if a member has aborted the current operation
+        self._aborted: tuple[int, str] | None = None
 
     @property
     def size(self) -> int:
+        """The number of members."""
         return len(self.tasks)
 
+    def cancel(self, message: str = "cancelled by a member") -> None:
+        """Cancel the group's next operation, which ends with CancelledError at all other members.
+        The operation after that works again.
 
-class _LocalReply:
-    """The reply to the leader's own announcement. It has the methods of StatusOrResult that
-    Collectives uses."""
+        A member that cannot take part calls this in place of the operation, so that the other
+        members do not wait for it. This does not block.
+        """
+        with self._collectives.own_wait, self._lock:
+            error = CancelledError(f"{self.tasks[self.rank]}: {message}")
+            self._collectives.refuse(self, "cancel", error)
 
-    def __init__(self) -> None:
-        self._done = threading.Event()
-        self._value: Any = None
-        self._error: BaseException | None = None
+    def abort(self, code: int, message: str) -> None:
+        """End the current operation at every member with this error, and end each later operation
+        at once, until `reset`.
 
-    def reply(self, value: Any) -> None:
-        self._value = value
-        self._done.set()
+        Args:
+          code: one of zmqdist.errors, such as UNAVAILABLE.
 
-    def fail(self, error: BaseException) -> None:
-        self._error = error
-        self._done.set()
+        Raises:
+          UnavailableError: the group's leader cannot be reached.
+        """
+        with self._collectives.own_wait:
+            self._collectives.abort(self, code, message)
 
-    def get_value(self) -> Any:
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
-        return self._value
+    def reset(self) -> None:
+        """End an abort, so that the next operation of every member works again. Only one member
+        calls this, and only once. Raises the errors of `abort`.
+        """
+        with self._collectives.own_wait:
+            self._collectives.reset(self)
 
-    def cancel(self) -> None:
-        pass
+    def __repr__(self) -> str:
+        return f"<Group {self.name}, rank {self.rank} of {self.size}>"
+
+
+class _LocalReply(Future[Any]):
+    """The reply to the leader's own announcement. It has the methods of PendingCall and of
+    StatusOrResult that the leader and Collectives use."""
+
+    reply = Future.set_result
+    fail = Future.set_exception
+    get_value = Future.result
 
 
 class Collectives:
@@ -139,8 +168,9 @@ class Collectives:
         self._watches = watches
         self._leader = Leader(node, watches)
         self._lock = threading.Lock()
+        self._groups: dict[str, Group] = {}
         self._boxes: dict[str, dict[str, LockedMailbox]] = {}
-        self._running: dict[str, tuple[GroupMembers, str]] = {}
+        self._running: dict[str, tuple[Group, str]] = {}
         self._calls: dict[StatusOrResult, tuple[str, Task]] = {}
         node.service.register("collective.piece", self._arrived, inline=True, roles=TASKS)
         node.service.register("collective.fail", self._failed, inline=True, roles=TASKS)
@@ -161,13 +191,19 @@ class Collectives:
 
     # -- the announcement --------------------------------------------------------------------------
 
+    def group(self, members: Sequence[Task], name: str) -> Group:
+        """Return this member's view of a group; make it on first use."""
+        name = name or ",".join(map(task_name, members))
+        with self._lock:
+            group = self._groups.get(name)
+            if group is None:
+                group = self._groups[name] = Group(name, members, self._node.me, self)
+        if list(group._members) != members:
+            raise InvalidArgumentError(f"group {name!r} has the members {', '.join(group.tasks)}")
+        return group
+
     def agree(
-        self,
-        group: GroupMembers,
-        signature: str,
-        contribution: tuple[Any, ...],
-        timeout_s: float,
-        failure: OpError | None = None,
+        self, group: Group, signature: str, contribution: tuple[Any, ...], timeout_s: float
     ) -> tuple[Any, ...]:
         """Announce the next operation of a group, whose lock the caller holds, and wait for the
         verdict.
@@ -175,67 +211,30 @@ class Collectives:
         Args:
           contribution: kind, op, root, detail and inline value, the fields of
             collective_leader.Contribution.
-          failure: the error because of which this member cannot take part. With a failure, this
-            method does not wait for the verdict.
 
         Returns:
           (RESULT, value), or (GO, number of the next round, name of the exchange, details of all
-          members by rank), or () with a `failure`.
+          members by rank).
         """
-        with self._lock:
-            # stored pieces are of failed operations: no member sends any before this member
-            # announces
-            self._boxes.pop(group.name, None)
-            group.aborted = None
-            self._running[group.name] = group, ""
-        counter, group.counter = self._counter(group), None
-        status = None if failure is None else (failure.error_code, failure.message)
-        args = (
-            group.name,
-            list(group.tasks),
-            group.rank,
-            self._node.incarnation,
-            counter,
-            signature,
-            timeout_s,
-            status,
-            contribution,
-        )
-        leader = group.tasks[0]
-        reply: _LocalReply | StatusOrResult
-        if leader == self._node.me:
-            reply = _LocalReply()
-            self._leader.announce(*args, token=reply)
-        else:
-            due = monotonic() + (timeout_s if failure is None else 0.0) + GRACE_S
-            reply = self._call("", leader, "collective.announce", *args, due=due)
-        if failure is not None:
-            # the caller raises the failure anyway, so do not wait for the leader's reply
-            if counter is None:
-                group.unnumbered = reply
-            else:
-                group.counter = counter + 1
-            if not isinstance(reply, _LocalReply):
-                reply.add_done_callback(lambda call: self._calls.pop(call, None))
-            return ()
+        _, reply = self._announce(group, signature, contribution, timeout_s, None)
         try:
             ended, kind, value, *more = (
                 reply.get_value() if isinstance(reply, _LocalReply) else self._outcome(reply)
             )
             if kind != GO:
-                group.counter = ended + 1
+                group._counter = ended + 1
             if kind == RESULT:
                 return kind, value
             if kind == FAILED:
                 raise from_code(value, *more)
             details, incarnations = more
-            for task, incarnation in zip(group.tasks, incarnations, strict=True):
+            for task, incarnation in zip(group._members, incarnations, strict=True):
                 # the watch of `task` may not have noticed a restart yet
                 self._watches.heard_from(task, incarnation)
             return kind, ended + 1, value, details
         except UnavailableError as error:
             raise UnavailableError(
-                f"{signature} with leader {task_name(leader)}: {error.message}"
+                f"{signature} with leader {group.tasks[0]}: {error.message}"
             ) from None
         except BaseException:
             # even after Ctrl-C, withdraw, so that the leader ends the round for all members
@@ -245,8 +244,47 @@ class Collectives:
                 reply.cancel()
             raise
 
+    def refuse(self, group: Group, signature: str, failure: OpError) -> None:
+        """Announce that this member cannot take part in the next operation of a group, whose lock
+        the caller holds. This does not wait for the verdict, because the caller raises the failure
+        anyway."""
+        counter, reply = self._announce(group, signature, NOTHING, inf, failure)
+        if counter is None:
+            group._unnumbered = reply
+        else:
+            group._counter = counter + 1
+        reply.add_done_callback(lambda call: self._calls.pop(call, None))
+
+    def _announce(
+        self,
+        group: Group,
+        signature: str,
+        contribution: tuple[Any, ...],
+        timeout_s: float,
+        failure: OpError | None,
+    ) -> tuple[int | None, Any]:
+        """Announce this member's part to the leader. Return the number of the round, if it is
+        known, and the future reply."""
+        with self._lock:
+            # stored pieces are of failed operations: no member sends any before this member
+            # announces
+            self._boxes.pop(group.name, None)
+            group._aborted = None
+            self._running[group.name] = group, ""
+        counter, group._counter = self._counter(group), None
+        status = None if failure is None else (failure.error_code, failure.message)
+        args: tuple[Any, ...] = (group.name, list(group._members), group.rank)
+        args += (self._node.incarnation, counter, signature, timeout_s, status, contribution)
+        leader = group._members[0]
+        if leader == self._node.me:
+            reply = _LocalReply()
+            self._leader.announce(*args, token=reply)
+            return counter, reply
+        due = monotonic() + (timeout_s if failure is None else 0.0) + GRACE_S
+        return counter, self._call("", leader, "collective.announce", *args, due=due)
+
     @staticmethod
-    def _counter(group: GroupMembers) -> int | None:
+    def _counter(group: Group) -> int | None:
         """Return the number of the round of the next operation; None if this member does not know
         the number.
 
@@ -254,26 +292,24 @@ class Collectives:
         has the number. Without the number, the leader could mistake a second failure for a late
         report of the first, and end an operation to which neither failure belongs.
         """
-        reply, group.unnumbered = group.unnumbered, None
+        reply, group._unnumbered = group._unnumbered, None
         if reply is None:
-            return group.counter
+            return group._counter
         try:
             return int(reply.get_value()[0]) + 1
         except OpError:  # the group has no current round, or the leader has gone
             return None
 
-    def abort(self, group: GroupMembers, code: int, message: str) -> None:
+    def abort(self, group: Group, code: int, message: str) -> None:
         """Fail all operations of this group at every member, now and until `reset`."""
-        tasks = list(group.tasks)
-        calls = []
-        for task in tasks:
-            if task == self._node.me:
-                self._aborted(group.name, code, message)
-            else:
-                due = monotonic() + GRACE_S
-                calls.append(
-                    self._node.start(task, "collective.stop", group.name, code, message, due=due)
-                )
+        tasks, args = list(group._members), (group.name, code, message)
+        self._aborted(*args)
+        due = monotonic() + GRACE_S
+        calls = [
+            self._node.start(task, "collective.stop", *args, due=due)
+            for task in tasks
+            if task != self._node.me
+        ]
         if tasks[0] == self._node.me:
             self._leader.abort(group.name, tasks, code, message)
         else:
@@ -285,18 +321,18 @@ class Collectives:
             # part in no operation.
             call.is_ok()
 
-    def reset(self, group: GroupMembers) -> None:
+    def reset(self, group: Group) -> None:
         """End an abort, so that the group's operations work again."""
-        if group.tasks[0] == self._node.me:
+        if group._members[0] == self._node.me:
             self._leader.reset(group.name)
         else:
-            self._node.start(group.tasks[0], "collective.reset", group.name).get_value()
+            self._node.start(group._members[0], "collective.reset", group.name).get_value()
 
     # -- the exchange ------------------------------------------------------------------------------
 
     def exchange(
         self,
-        group: GroupMembers,
+        group: Group,
         counter: int,
         name: str,
         begin: Callable[[], tuple[Iterator[Schedule], Any]],
@@ -317,11 +353,11 @@ class Collectives:
             if self._node.closed:
                 # `_stopped` may have run before this exchange was added to `_running`
                 raise self._node.stopped
-            if group.aborted is not None:
-                raise from_code(*group.aborted)
+            if group._aborted is not None:
+                raise from_code(*group._aborted)
             schedules, result = begin()
             self._run(group, name, box, schedules, timeout_s)
-            group.counter = counter
+            group._counter = counter
             return result
         except BaseException as error:
             self._report_failure(group, name, error)
@@ -330,11 +366,11 @@ class Collectives:
             with self._lock:
                 self._boxes.get(group.name, {}).pop(name, None)
 
-    def _report_failure(self, group: GroupMembers, name: str, error: BaseException) -> None:
+    def _report_failure(self, group: Group, name: str, error: BaseException) -> None:
         message = f"{task_name(self._node.me)}: {str(error) or type(error).__name__}"
         code = error.error_code if isinstance(error, OpError) else UNKNOWN
         code = CANCELLED if isinstance(error, KeyboardInterrupt) else code
-        for task in group.tasks:
+        for task in group._members:
             # A node that is closed sends nothing, because the other members notice by themselves
             # that this task has stopped.
             if task != self._node.me and not self._node.closed:
@@ -343,7 +379,7 @@ class Collectives:
 
     def _run(
         self,
-        group: GroupMembers,
+        group: Group,
         name: str,
         box: LockedMailbox,
         schedules: Iterator[Schedule],
@@ -385,13 +421,13 @@ class Collectives:
             self._outcome(sent.popleft(), box)
 
     def _send(
-        self, group: GroupMembers, name: str, to: int, index: int, piece: Array, timeout_s: float
+        self, group: Group, name: str, to: int, index: int, piece: Array, timeout_s: float
     ) -> StatusOrResult:
         block = lendable_block(piece) if piece.nbytes > CHUNK_BYTES else None
         args = (group.name, name, group.rank, index, piece)
         due = monotonic() + timeout_s
         return self._call(
-            name, group.tasks[to], "collective.piece", *args, due=due, still=True, block=block
+            name, group._members[to], "collective.piece", *args, due=due, still=True, block=block
         )
 
     def _call(
@@ -429,9 +465,9 @@ class Collectives:
                 call.cancel()
 
     def _receive(
-        self, group: GroupMembers, box: LockedMailbox, source: int, index: int, timeout_s: float
+        self, group: Group, box: LockedMailbox, source: int, index: int, timeout_s: float
     ) -> Array:
-        task = group.tasks[source]
+        task = group._members[source]
         self._watches.watch(task)
         key, due = Key(str(source), 1, "", str(index)), monotonic() + timeout_s
         try:
@@ -468,7 +504,7 @@ class Collectives:
         with self._lock:
             running, name = self._running.get(group, (None, ""))
             if running is not None:
-                running.aborted = code, message
+                running._aborted = code, message
         if name:
             self._failed(group, name, code, message)
 
@@ -476,9 +512,9 @@ class Collectives:
         with self._lock:
             running = list(self._running.values())
         for group, name in running:
-            if task in group.tasks:
+            if task in group._members:
                 box = self._box(group.name, name)
-                box.apply(box.box.sender_gone, str(group.tasks.index(task)), message)
+                box.apply(box.box.sender_gone, str(group._members.index(task)), message)
         self._end_calls(lambda exchange, to: to == task)
 
     def _stopped(self) -> None:

@@ -20,7 +20,6 @@ from zmqdist.background import in_background
 from zmqdist.clock import seconds
 from zmqdist.cluster.defs import ClusterDef, ServerDef
 from zmqdist.cluster.spec import ClusterSpec
-from zmqdist.collectives import CommunicationOptions, checked_options
 from zmqdist.coordination.client import CoordinationClient, KeyValues, TaskName, TaskState
 from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import FailedPreconditionError
@@ -28,7 +27,7 @@ from zmqdist.field_types import checked, safe_repr
 from zmqdist.limits import GRACE_S, TASK_PROBE_S
 from zmqdist.rpc import StatusOrResult
 from zmqdist.tasks import options
-from zmqdist.tasks.collective_api import Group, Operations, Tasks
+from zmqdist.tasks.collective_api import CollectiveMethods
 from zmqdist.tasks.collectives import Collectives
 from zmqdist.tasks.control_methods import ControlMethods
 from zmqdist.tasks.coordination import TaskCoordination
@@ -45,7 +44,7 @@ from zmqdist.transport.credentials import Credentials
 from zmqdist.variables.variable_host import VariableHost
 
 
-class Server:
+class Server(CollectiveMethods):
     """One task of a cluster, which serves in the background.
 
     >>> with zd.Server.create_local_server() as task:
@@ -124,7 +123,7 @@ class Server:
         try:
             self._watches = watches = Watches(self._node)
             self._mail = Mail(self._node, watches)
-            self._operations = Operations(self._node, Collectives(self._node, watches))
+            self._collectives = Collectives(self._node, watches)
             ReachabilityProbe(self._node)
             weak_self = weakref.ref(self)
             ControlMethods(self._node, weak_self)
@@ -232,7 +231,7 @@ class Server:
         This is cheap. Any thread may call it, but not a method that runs in the loop of this
         server.
         """
-        node, operations = self._node, self._operations.collectives
+        node, operations = self._node, self._collectives
         items, nbytes, waits = self._mail.counts()
         connections, calls = node.connections()
         sessions, refused, cached, running = self._sessions.figures()
@@ -454,177 +453,6 @@ class Server:
             second case the next `recv` gets the value.
         """
         return self._mail.recv(src, tag, timeout, out)
-
-    # -- collectives (collective_api.py) -----------------------------------------------------------
-
-    @checked
-    def group(self, tasks: Tasks = None, name: str = "") -> Group:
-        """Return the group of these tasks, for collectives.
-
-        >>> task.all_reduce(np.arange(3), group=task.group(["localhost:0"], name="alone"))
-        array([0, 1, 2])
-
-        Args:
-          tasks: the members in the order of their ranks; all members must pass the same list.
-            `None` means all tasks of this task's job.
-          name: operations of groups with different names are independent; by default the name is
-            the list of tasks.
-
-        Raises:
-          InvalidArgumentError: a task is unknown or listed twice, this task is missing, or the name
-            belongs to a group with other members.
-        """
-        return self._operations.group(tasks, name)
-
-    def all_reduce(
-        self,
-        x: Any,
-        op: Any = "sum",
-        group: Tasks = None,
-        timeout: float | None = None,
-        *,
-        options: CommunicationOptions | None = None,
-    ) -> Any:
-        """Reduce the values of all members, and return the result, which has the same bits at every
-        member.
-
-        >>> task.all_reduce(np.arange(3), "sum")
-        array([0, 1, 2])
-
-        All members of the group must call this method, which blocks until all have called it.
-
-        Args:
-          x: an array, a number, IndexedSlices, or a structure of them, with the same shapes and
-            dtypes at all members. IndexedSlices may differ in the number of rows, and the result
-            has the rows of all members.
-          op: "sum", "mean", "min", "max", "prod", or a ReduceOp. The mean of whole numbers is a
-            float64. IndexedSlices allow only sum and mean.
-          group: tasks by rank, or the result of `group`; `None` means all tasks of this task's job.
-          timeout: seconds to wait for the other members, and again for each piece of a large value.
-            `None` means limits.COLLECTIVE_TIMEOUT_S, and math.inf means without a limit.
-          options: CommunicationOptions with `bytes_per_pack`, and with `timeout_seconds`, which is
-            used if `timeout` is None.
-
-        Returns:
-          A structure like `x`. Its arrays are new, and the caller owns them.
-
-        Raises:
-          InvalidArgumentError: the members' values or operations differ. All members raise this
-            error, and the next collective works.
-          DeadlineExceededError: members were absent; the text names them. An absent member raises
-            this error at its next call.
-          UnavailableError: a member has ended; the text names it.
-          CancelledError: a member has cancelled its part, or this server was stopped.
-          TypeError: `x` has values that are neither numbers nor bools.
-          ValueError: there is no such op.
-        """
-        if options is None:
-            return self._operations.all_reduce(x, op, group, timeout)
-        checked_options(options)
-        timeout = options.timeout_seconds if timeout is None else timeout
-        return self._operations.all_reduce(x, op, group, timeout, options.bytes_per_pack)
-
-    def reduce_scatter(
-        self, x: Any, op: Any = "sum", group: Tasks = None, timeout: float | None = None
-    ) -> NDArray[Any]:
-        """Reduce the arrays of all members, and return this rank's part of the result: a range of
-        rows of the first axis.
-
-        >>> task.reduce_scatter(np.arange(4))
-        array([0, 1, 2, 3])
-
-        If the rows cannot be divided evenly, each of the first ranks gets one row more. `x` is one
-        array. A scalar raises ValueError. The other arguments, and the errors, are those of
-        `all_reduce`.
-        """
-        return self._operations.reduce_scatter(x, op, group, timeout)
-
-    def all_gather(
-        self, x: Any, axis: int = 0, group: Tasks = None, timeout: float | None = None
-    ) -> Any:
-        """Concatenate the arrays of all members by rank, and return the result at every member.
-
-        >>> task.all_gather(np.arange(2))
-        array([0, 1])
-
-        Args:
-          x: an array or a structure of arrays. Members may differ only in the sizes along `axis`.
-          axis: number of the axis, 0 or more.
-
-        Raises:
-          ValueError: `x` is a scalar, or has no such axis.
-          TypeError: `x` has Python objects, or `axis` is not an integer.
-          NotImplementedError: `x` has IndexedSlices.
-          OpError: any error of `all_reduce`.
-        """
-        return self._operations.gather("all_gather", x, axis, 0, group, timeout)
-
-    def gather(
-        self,
-        x: Any,
-        root: int = 0,
-        axis: int = 0,
-        group: Tasks = None,
-        timeout: float | None = None,
-    ) -> Any:
-        """Concatenate as `all_gather` does, but return the result only at the member of rank
-        `root`, and None at the other members.
-
-        >>> task.gather(np.arange(2), root=0)
-        array([0, 1])
-        """
-        return self._operations.gather("gather", x, axis, root, group, timeout)
-
-    def broadcast(
-        self, x: Any = None, root: int = 0, group: Tasks = None, timeout: float | None = None
-    ) -> Any:
-        """Return the value of the member of rank `root` at every member.
-
-        >>> task.broadcast(np.arange(2), root=0)
-        array([0, 1])
-
-        Args:
-          x: at the root an array, or any structure that `send` takes. The root's result may share
-            memory with `x`. The other members' values are ignored, but must be of these types, too.
-
-        Raises:
-          InvalidArgumentError: `root` is not a rank of the group.
-          OpError: any error of `all_reduce`.
-        """
-        return self._operations.broadcast(x, root, group, timeout)
-
-    def all_to_all(self, x: Any, group: Tasks = None, timeout: float | None = None) -> NDArray[Any]:
-        """Send item i of the first axis of `x` to rank i, for each i. Item i of the result is the
-        item that rank i has sent to this member.
-
-        >>> task.all_to_all(np.array([[1, 2]]))
-        array([[1, 2]])
-
-        `x` must have one item for each member. Raises the errors of `all_reduce`.
-        """
-        return self._operations.all_to_all(x, group, timeout)
-
-    def broadcast_object(
-        self, value: Any = None, root: int = 0, group: Tasks = None, timeout: float | None = None
-    ) -> Any:
-        """Return the object of the member of rank `root` at every member. The object must be
-        picklable. The other arguments, and the errors, are those of `broadcast`.
-
-        >>> task.broadcast_object({"rate": 0.1})
-        {'rate': 0.1}
-        """
-        return self._operations.broadcast_object(value, root, group, timeout)
-
-    def all_gather_object(
-        self, value: Any, group: Tasks = None, timeout: float | None = None
-    ) -> list[Any]:
-        """Return the objects of all members, by rank, at every member. Each object must be
-        picklable. Raises the errors of `all_reduce`.
-
-        >>> task.all_gather_object({"rank": 0})
-        [{'rank': 0}]
-        """
-        return self._operations.all_gather_object(value, group, timeout)
 
     def __enter__(self) -> Server:
         self.start()
