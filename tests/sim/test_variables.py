@@ -34,7 +34,8 @@ def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
 
 def test_a_broken_promise_names_its_seed_and_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "zmqdist.variables.updates_machine.UpdateLog.end", lambda self, *args: self.fail(*args[:2])
+        "zmqdist.variables.updates_machine.Updates.ended",
+        lambda self, update, result: self.failed(update),
     )
-    with pytest.raises(AssertionError, match=r"(?s)U\d.*pytest tests/sim --seed 5"):
-        simulate_variables(5)
+    with pytest.raises(AssertionError, match=r"(?s)U\d.*pytest tests/sim --seed 4"):
+        simulate_variables(4)

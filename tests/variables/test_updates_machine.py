@@ -11,68 +11,72 @@ import pytest
 from zmqdist.errors import InvalidArgumentError, ResourceExhaustedError
 from zmqdist.variables.updates_machine import (
     APPLIED,
-    DONE,
     LATE,
-    NEW,
-    RUNNING,
-    SETTLED,
     KeptSessions,
     Repeated,
     Steps,
     Update,
-    UpdateKeys,
-    UpdateLog,
     Updates,
 )
 
 
+def begun(updates: Updates, *request: Any) -> Update:
+    """Begin an update that has to be executed."""
+    update = updates.begin("request", *request)
+    assert isinstance(update, Update)
+    return update
+
+
 def test_u2_a_repeated_request_gets_the_same_reply() -> None:
-    log = UpdateLog(8)
-    assert log.begin(1, 1, 0) == (NEW, None)
-    assert log.begin(1, 1, 0) == (RUNNING, None)
-    log.end(1, 1, "five")
-    assert log.begin(1, 1, 0) == (DONE, "five")
-    assert log.begin(2, 1, 0) == (NEW, None)
+    updates = Updates(8)
+    update = begun(updates, 1, 1, 0)
+    assert updates.begin("again", 1, 1, 0) is None
+    assert update.tickets == ["request", "again"]
+    updates.ended(update, "five")
+    assert updates.begin("late", 1, 1, 0) == Repeated("five")
+    begun(updates, 2, 1, 0)
 
 
 def test_u1_a_late_request_for_a_settled_update_is_not_executed() -> None:
-    log = UpdateLog(8)
-    log.begin(1, 1, 0)
-    log.end(1, 1, "five")
-    log.begin(1, 2, 1)
-    assert len(log) == 1
-    assert log.begin(1, 1, 0) == (SETTLED, None)
+    updates = Updates(8)
+    updates.ended(begun(updates, 1, 1, 0), "five")
+    begun(updates, 1, 2, 1)
+    assert len(updates) == 1
+    assert updates.begin("late", 1, 1, 0) == Repeated(None)
 
 
 def test_u3_a_failed_update_may_be_requested_again() -> None:
-    log = UpdateLog(8)
-    log.begin(1, 1, 0)
-    log.fail(1, 1)
-    assert log.begin(1, 1, 0) == (NEW, None)
+    updates = Updates(8)
+    assert updates.failed(begun(updates, 1, 1, 0))
+    begun(updates, 1, 1, 0)
 
 
 def test_u4_the_longest_silent_client_is_forgotten_first_but_none_with_a_running_update() -> None:
-    log = UpdateLog(2)
-    for client in (1, 2):
-        log.begin(client, 1, 0)
-    log.end(2, 1, None)
-    log.begin(3, 1, 0)
-    assert log.clients == 2
-    assert log.begin(1, 1, 0) == (RUNNING, None)
+    updates = Updates(2)
+    begun(updates, 1, 1, 0)
+    updates.ended(begun(updates, 2, 1, 0), None)
+    begun(updates, 3, 1, 0)
+    assert updates.clients == 2
+    assert updates.begin("again", 1, 1, 0) is None
 
 
-def test_u1_an_update_with_a_key_is_executed_once_and_keys_are_bounded() -> None:
-    keys = UpdateKeys(2)
-    assert keys.begin("a") == (NEW, None)
-    assert keys.begin("a") == (RUNNING, None)
-    keys.fail("a")
-    assert keys.begin("a") == (NEW, None)
-    keys.end("a", 1)
-    assert keys.begin("a") == (DONE, 1)
-    for key in ("b", "c"):
-        keys.begin(key)
-    assert len(keys) == 2
-    assert keys.begin("b") == (RUNNING, None)
+def test_u1_an_update_with_a_key_runs_once_at_a_time_in_its_session() -> None:
+    updates = Updates(8)
+    update = begun(updates, 1, 1, 0, "k", "session")
+    assert updates.begin("another client", 2, 1, 0, "k", "session") is None
+    begun(updates, 3, 1, 0, "k", "another session")
+    updates.ended(update, "five")
+    assert updates.begin("late", 1, 1, 0, "k", "session") == Repeated("five")
+    begun(updates, 2, 1, 0, "k", "session")
+
+
+def test_u3_a_failed_update_with_a_key_may_be_requested_again_by_either_client() -> None:
+    updates = Updates(8)
+    update = begun(updates, 1, 1, 0, "k")
+    assert updates.begin("joined", 2, 1, 0, "k") is None
+    assert updates.failed(update)
+    assert not updates.failed(update)
+    begun(updates, 2, 1, 0, "k")
 
 
 # -- steps -----------------------------------------------------------------------------------------
@@ -133,31 +137,6 @@ def test_u7_a_program_that_is_connected_again_keeps_its_session() -> None:
     assert sessions.open(2, 200, 22, [22], 55.0) == []
     assert sessions.close(100)
     assert not sessions.close(100)
-
-
-def test_u2_requests_for_a_running_update_get_its_outcome() -> None:
-    updates, keys = Updates(8), UpdateKeys(8)
-    update = updates.begin("first", 1, 1, 0, "k", keys)
-    assert isinstance(update, Update)
-    assert updates.begin("again", 1, 1, 0, "k", keys) is None
-    assert updates.begin("another client with its key", 2, 1, 0, "k", keys) is None
-    assert update.tickets == ["first", "again", "another client with its key"]
-    updates.ended(update, "five")
-    assert (
-        updates.begin("late", 1, 1, 0, "k", keys)
-        == updates.begin("new id", 3, 1, 0, "k", keys)
-        == Repeated("five")
-    )
-
-
-def test_u3_a_failed_update_with_a_key_may_be_requested_again_by_either_client() -> None:
-    updates, keys = Updates(8), UpdateKeys(8)
-    update = updates.begin("first", 1, 1, 0, "k", keys)
-    updates.begin("joined", 2, 1, 0, "k", keys)
-    assert isinstance(update, Update)
-    assert updates.failed(update)
-    assert not updates.failed(update)
-    assert isinstance(updates.begin("again", 2, 1, 0, "k", keys), Update)
 
 
 def test_u5_u6_in_any_order_each_step_has_exactly_k_gradients_and_each_gradient_one_verdict(

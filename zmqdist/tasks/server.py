@@ -127,13 +127,7 @@ class Server(CollectiveMethods):
             ReachabilityProbe(self._node)
             weak_self = weakref.ref(self)
             ControlMethods(self._node, weak_self)
-            VariableHost(
-                self._node.service,
-                self._node.router,
-                self._node.loop,
-                self._node.incarnation,
-                self.task,
-            )
+            VariableHost(self._node.service, self._node.router, self._node.incarnation, self.task)
             self._sessions = Sessions(self._node, self._definition, weak_self)
             WorkerRole(self._node, self._definition.default_session_config)
             self._coordination = TaskCoordination(

@@ -7,20 +7,21 @@ request. So the log needs only one entry for each update that the client has in 
 client repeats a request because the reply was lost, the ps finds the result in the log.
 
 A *key* identifies an update within a session when another process repeats it: a function that runs
-again in another process sends the same key, so that the update takes effect once.
+again in another process sends the same key, so that the update takes effect once. While the update
+is being executed, the second request waits for its outcome. Which variables have the update already
+is recorded by the host, because that record is saved with the variables (variable_host.py).
 
 In a *synchronous step* each variable waits for the gradients of `k` updates. The k-th update ends
 the step: the ps applies the mean of the gradients once, and replies to all `k` updates.
 
 Promises, checked by tests/variables/test_updates_machine.py and tests/sim/test_variables.py
-    U1  An update is executed at most once by its id, and at most once by its key within its
+    U1  An update is executed at most once by its id, and not twice at a time by its key within its
         session, even if messages are lost, repeated or late.
     U2  A request that is repeated while its update is being executed gets the outcome of that
         execution. A request that is repeated later gets the earlier result again.
     U3  An update that failed has changed nothing, and may be requested again.
     U4  A client has at most one entry for each update that is not settled. There are at most
-        `clients_max` clients and `keys_max` keys. An update that is being executed is never
-        forgotten.
+        `clients_max` clients. An update that is being executed is never forgotten.
     U5  The mean of a step is over exactly the first `k` updates that arrive. A step is applied
         once, and never after a later step.
     U6  Every update of a step gets one verdict: APPLIED, or LATE if this step or a later step was
@@ -40,151 +41,31 @@ from typing import Any, Final, TypeAlias
 
 from zmqdist.errors import InvalidArgumentError, ResourceExhaustedError
 
-NEW: Final = "new"
-"""The update was not executed, so the host must execute it."""
-RUNNING: Final = "running"
-"""The update is being executed, and this request gets the outcome of that execution."""
-DONE: Final = "done"
-"""The update was executed; `begin` returns its result together with this constant."""
-SETTLED: Final = "settled"
-"""The update was executed, and its client has the reply or waits no longer."""
-
 APPLIED: Final = "applied"
 LATE: Final = "late"
-
-_RUNNING: Final = object()
 
 Ticket: TypeAlias = Any
 """One request: an object of the variable host, which the machine does not interpret."""
 
 
-class _Client:
-    """The updates of one client. The updates with numbers up to `settled` are settled; `results`
-    has the results of all other updates by number.
-    """
-
-    __slots__ = ("results", "settled")
-
-    def __init__(self) -> None:
-        self.settled = 0
-        self.results: dict[int, Any] = {}
-
-
-class UpdateLog:
-    """The updates that were executed, by id. This class keeps the promises U1 to U4 for ids."""
-
-    def __init__(self, clients_max: int) -> None:
-        self._clients_max = clients_max
-        self._clients: OrderedDict[int, _Client] = OrderedDict()
-
-    def __len__(self) -> int:
-        return sum(len(client.results) for client in self._clients.values())
-
-    @property
-    def clients(self) -> int:
-        """The number of clients whose updates the log remembers."""
-        return len(self._clients)
-
-    def begin(self, client: int, sequence: int, settled: int) -> tuple[str, Any]:
-        """Decide whether a requested update has to be executed. Return NEW if it has to be;
-        otherwise RUNNING, SETTLED (its client needs no reply), or DONE and the result."""
-        known = self._clients.get(client)
-        if known is None:
-            known = self._clients[client] = _Client()
-            if len(self._clients) > self._clients_max:
-                self._forget_one(client)
-        else:
-            self._clients.move_to_end(client)
-        if settled > known.settled:
-            known.settled = settled
-            if known.results:
-                known.results = {
-                    n: a for n, a in known.results.items() if n > settled or a is _RUNNING
-                }
-        result = known.results.get(sequence, None)
-        if result is _RUNNING:
-            return RUNNING, None
-        if sequence in known.results:
-            return DONE, result
-        if sequence <= known.settled:
-            return SETTLED, None
-        known.results[sequence] = _RUNNING
-        return NEW, None
-
-    def end(self, client: int, sequence: int, result: Any) -> None:
-        """Record the result of an update for which `begin` returned NEW."""
-        self._clients[client].results[sequence] = result
-
-    def fail(self, client: int, sequence: int) -> None:
-        """Record that an update for which `begin` returned NEW was refused or raised an error. It
-        has changed nothing."""
-        self._clients[client].results.pop(sequence, None)
-
-    def _forget_one(self, but: int) -> None:
-        for number, client in self._clients.items():
-            if number != but and not any(result is _RUNNING for result in client.results.values()):
-                del self._clients[number]
-                return
-
-
-class UpdateKeys:
-    """The updates with a key that were executed in one session. This class keeps the promises U1 to
-    U4 for keys."""
-
-    def __init__(self, keys_max: int) -> None:
-        self._keys_max = keys_max
-        self._results: OrderedDict[str, Any] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._results)
-
-    def begin(self, key: str) -> tuple[str, Any]:
-        """Decide whether the update with this key has to be executed, as `UpdateLog.begin` does for
-        an id."""
-        result = self._results.get(key, None)
-        if result is _RUNNING:
-            return RUNNING, None
-        if key in self._results:
-            return DONE, result
-        self._results[key] = _RUNNING
-        if len(self._results) > self._keys_max:
-            oldest = next(
-                (name for name, outcome in self._results.items() if outcome is not _RUNNING), None
-            )
-            if oldest is not None:
-                del self._results[oldest]
-        return NEW, None
-
-    def end(self, key: str, result: Any) -> None:
-        """Record the result of the update that this key identifies in its session, and for which
-        `begin` returned NEW."""
-        self._results[key] = result
-
-    def fail(self, key: str) -> None:
-        """Record that the update that this key identifies was refused or raised an error. The
-        update has changed nothing."""
-        self._results.pop(key, None)
-
-
-# -- updates that are being carried out ------------------------------------------------------------
-
-
 @dataclass(slots=True, eq=False)
 class Update:
-    """One update, from its first request to its outcome.
+    """One update that is being executed, from its first request to its outcome.
 
     Attributes:
       id: number of the client, and sequence number.
       key: identifies the update in its session; "" if the update has no key.
-      keys: the record of the session's updates that have a key.
+      session: an object of the variable host, which stands for the session.
       tickets: the requests that get the outcome, in order of arrival.
+      outcomes: the host's outcomes of the parts of an update in a synchronous step.
       over: whether the update has ended.
     """
 
     id: tuple[int, int]
     key: str
-    keys: UpdateKeys
+    session: Any
     tickets: list[Ticket]
+    outcomes: dict[int, Any] = field(default_factory=dict)
     over: bool = False
 
 
@@ -196,20 +77,44 @@ class Repeated:
     result: Any
 
 
+@dataclass(slots=True, eq=False)
+class _Client:
+    """The updates of one client. The updates with numbers up to `settled` are settled; `results`
+    has the results of all other updates by number, and an Update for each update that is being
+    executed.
+    """
+
+    settled: int = 0
+    results: dict[int, Any] = field(default_factory=dict)
+
+
 class Updates:
-    """The updates that are being executed. This class decides for each request whether its update
-    has to be executed (promises U1 to U4)."""
+    """The updates that are being executed or were executed. This class decides for each request
+    whether its update has to be executed (promises U1 to U4)."""
 
     def __init__(self, clients_max: int) -> None:
-        self._log = UpdateLog(clients_max)
-        self._running: dict[tuple[int, int] | tuple[UpdateKeys, str], Update] = {}
+        self._clients_max = clients_max
+        self._clients: OrderedDict[int, _Client] = OrderedDict()
+        self._running: dict[tuple[Hashable, str], Update] = {}
+        """The updates with a key that are being executed, by session and key."""
 
     def __len__(self) -> int:
-        """Return the number of results in the log, including updates that are being executed."""
-        return len(self._log)
+        """Return the number of results, including updates that are being executed."""
+        return sum(len(client.results) for client in self._clients.values())
+
+    @property
+    def clients(self) -> int:
+        """The number of clients whose updates are remembered."""
+        return len(self._clients)
 
     def begin(
-        self, ticket: Ticket, client: int, sequence: int, settled: int, key: str, keys: UpdateKeys
+        self,
+        ticket: Ticket,
+        client: int,
+        sequence: int,
+        settled: int,
+        key: str = "",
+        session: Hashable = None,
     ) -> Update | Repeated | None:
         """Decide whether a requested update has to be executed.
 
@@ -217,53 +122,68 @@ class Updates:
           An Update, which the host must execute; a Repeated, which has the result for the reply; or
           None if the request waits for an update that is being executed.
         """
-        id = client, sequence
-        found, result = self._log.begin(client, sequence, settled)
-        if found == RUNNING:
-            self._running[id].tickets.append(ticket)
-            return None
-        if found != NEW:
-            return Repeated(result)
-        if key:
-            found, result = keys.begin(key)
-            if found == DONE:
-                self._log.end(*id, result)
+        record = self._client(client)
+        if settled > record.settled:
+            record.settled = settled
+            if record.results:
+                record.results = {
+                    number: result
+                    for number, result in record.results.items()
+                    if number > settled or isinstance(result, Update)
+                }
+        if sequence in record.results:
+            result = record.results[sequence]
+            if not isinstance(result, Update):
                 return Repeated(result)
-            if found == RUNNING:
-                # Free the id, so that the client can request the update again if the running update
-                # with this key fails (U3).
-                self._log.fail(*id)
-                self._running[keys, key].tickets.append(ticket)
-                return None
-        update = self._running[id] = Update(id, key, keys, [ticket])
+            result.tickets.append(ticket)
+            return None
+        if sequence <= record.settled:
+            return Repeated(None)
+        if key and (running := self._running.get((session, key))) is not None:
+            # Do not record the id, so that the client can request the update again if the running
+            # update with this key fails (U3).
+            running.tickets.append(ticket)
+            return None
+        update = record.results[sequence] = Update((client, sequence), key, session, [ticket])
         if key:
-            self._running[keys, key] = update
+            self._running[session, key] = update
         return update
 
     def ended(self, update: Update, result: Any) -> None:
         """Record that an update was executed. `result` is the result for all requests in
         `update.tickets`."""
-        self._over(update)
-        self._log.end(*update.id, result)
-        if update.key:
-            update.keys.end(update.key, result)
+        self._end(update)[update.id[1]] = result
 
     def failed(self, update: Update) -> bool:
         """Record that an update was refused or raised an error, and has changed nothing. Return
         False if the update had ended already."""
         if update.over:
             return False
-        self._over(update)
-        self._log.fail(*update.id)
-        if update.key:
-            update.keys.fail(update.key)
+        del self._end(update)[update.id[1]]
         return True
 
-    def _over(self, update: Update) -> None:
+    def _end(self, update: Update) -> dict[int, Any]:
+        """Mark an update as over. Return the results of its client."""
         update.over = True
-        del self._running[update.id]
         if update.key:
-            del self._running[update.keys, update.key]
+            del self._running[update.session, update.key]
+        return self._clients[update.id[0]].results
+
+    def _client(self, number: int) -> _Client:
+        record = self._clients.get(number)
+        if record is not None:
+            self._clients.move_to_end(number)
+            return record
+        record = self._clients[number] = _Client()
+        if len(self._clients) > self._clients_max:
+            for other, client in self._clients.items():
+                # U4: an update that is being executed is never forgotten
+                if other != number and not any(
+                    isinstance(result, Update) for result in client.results.values()
+                ):
+                    del self._clients[other]
+                    break
+        return record
 
 
 # -- steps -----------------------------------------------------------------------------------------

@@ -22,8 +22,7 @@ a session. A restarted parameter server needs this record, so that it applies no
     agrees with the value that is saved at the same time. A variable is restored from a checkpoint
     together with the record of the updates that its value contains. A repeated update skips the
     variables that contain it already, and changes the other variables.
-    The record has at most PS_UPDATE_KEYS_MAX updates, which is also the number of keys that
-    updates_machine.py keeps.
+    The record has at most PS_UPDATE_KEYS_MAX updates.
 
 Not here: replies to requests while an update is being executed (variable_host.py,
 updates_machine.py).
@@ -37,6 +36,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -59,7 +59,6 @@ from zmqdist.limits import (
 )
 from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.specs import TensorSpec
-from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Peer, Router
 from zmqdist.variables.hosted_variable import HostedVariable, Sum, cast
 from zmqdist.variables.updates_machine import (
@@ -68,7 +67,6 @@ from zmqdist.variables.updates_machine import (
     KeptSessions,
     Repeated,
     Update,
-    UpdateKeys,
     Updates,
 )
 from zmqdist.wire import trusted
@@ -255,7 +253,6 @@ _Effect = Callable[[], None]
 class _Session:
     def __init__(self) -> None:
         self.variables: dict[int, HostedVariable] = {}
-        self.keys = UpdateKeys(PS_UPDATE_KEYS_MAX)
         self.applied_updates = AppliedUpdates()
         self.watching: set[PendingCall] = set()
 
@@ -271,39 +268,15 @@ class _Request:
 
     call: PendingCall
     variables: list[HostedVariable]
+    changes: Changes
     want: bool
-
-
-class _PendingUpdate:
-    """An update that waits for a thread, for locks or for other updates of its step, because
-    `_at_once` has not executed it.
-
-    Attributes:
-      outcomes: in a synchronous step, the outcomes of the variables whose step has ended, by the
-        variable's position in `variables`.
-    """
-
-    def __init__(
-        self,
-        update: Update,
-        session: _Session,
-        variables: list[HostedVariable],
-        changes: Sequence[Any],
-    ) -> None:
-        self.update = update
-        self.session = session
-        self.variables = variables
-        self.changes = changes
-        self.outcomes: dict[int, tuple[int, bool]] = {}
 
 
 class VariableHost:
     """The variables that one server holds for programs. The server makes this object before it
     serves requests."""
 
-    def __init__(
-        self, service: RpcService, router: Router, loop: Loop, incarnation: int, name: str
-    ) -> None:
+    def __init__(self, service: RpcService, router: Router, incarnation: int, name: str) -> None:
         """Register the methods at `service`; `name` is the task, such as "ps:1"."""
         self._service = service
         self._router = router
@@ -378,8 +351,8 @@ class VariableHost:
         with variable.lock:
             variable.drop_reason = why
             waiting: list[Any] = variable.steps.waiting()
-        for pending, _ in waiting:
-            self._service.soon(self._fail, pending, AbortedError(f"{variable.label} {why}"))
+        for update, _ in waiting:
+            self._service.soon(self._fail, update, AbortedError(f"{variable.label} {why}"))
 
     def _session(self, session: int) -> _Session:
         found = self._sessions.get(session)
@@ -569,15 +542,12 @@ class VariableHost:
         """
         if sizes:
             nbytes += sum(each.storage.nbytes for each in variables)
-        if here and nbytes <= INLINE_BYTES_MAX:
-            taken = [each for each in variables if each.lock.acquire(blocking=False)]
+        if here and nbytes <= INLINE_BYTES_MAX and _lock_now(variables):
             try:
-                if len(taken) == len(variables):
-                    call.reply(fn())
-                    return
+                call.reply(fn())
             finally:
-                for each in taken:
-                    each.lock.release()
+                _unlock(variables)
+            return
         self._service.submit(self._reply_under_locks, call, variables, fn, refuse=call.fail)
 
     def _reply_under_locks(
@@ -627,108 +597,80 @@ class VariableHost:
             raise InvalidArgumentError(
                 "the update names a variable twice: an update changes each variable at most once"
             )
-        found = self._sessions[session]
-        request = _Request(call, variables, want)
-        update = self._updates.begin(request, client, sequence, settled, key, found.keys)
+        request = _Request(call, variables, changes, want)
+        update = self._updates.begin(
+            request, client, sequence, settled, key, self._sessions[session]
+        )
         if isinstance(update, Repeated):
             self._reply_again(request, update.result)
-        elif update is not None and not (
-            step < 0 and not key and self._at_once(update, request, changes)
-        ):
-            self._begin(_PendingUpdate(update, found, variables, changes), step, wanted)
+        elif update is not None:
+            self._begin(update, request, step, wanted)
 
-    def _at_once(
-        self, update: Update, request: _Request, changes: Sequence[tuple[Any, ...]]
-    ) -> bool:
-        """Execute an update in the loop if it is small and every lock is free. Return whether the
-        update was executed."""
+    def _begin(self, update: Update, request: _Request, step: int, wanted: int) -> None:
+        """Execute an update in the loop if it is small and every lock is free, otherwise in a
+        thread of the pool."""
         variables = request.variables
-        if not is_small(variables, changes):
-            return False
-        taken = [each for each in variables if each.lock.acquire(blocking=False)]
-        try:
-            if len(taken) < len(variables):
-                return False
-            kept = apply_changes(variables, changes, self._function_of)
-            request.call.reply(with_values(kept, variables) if request.want else kept)
-        except BaseException:
-            self._updates.failed(update)
-            raise
-        finally:
-            for each in taken:
-                each.lock.release()
-        self._updates.ended(update, kept)
-        return True
-
-    def _begin(self, pending: _PendingUpdate, step: int, wanted: int) -> None:
-        if step >= 0 and is_small(pending.variables, pending.changes):
-            taken = [each for each in pending.variables if each.lock.acquire(blocking=False)]
+        if is_small(variables, request.changes) and _lock_now(variables):
             try:
-                effects = (
-                    self._carry_out(pending, step, wanted)
-                    if len(taken) == len(pending.variables)
-                    else None
-                )
+                effects = self._carry_out(update, step, wanted)
             finally:
-                for each in taken:
-                    each.lock.release()
-            if effects is not None:
-                for effect in effects:
-                    effect()
-                return
-        self._service.submit(
-            self._carry_out_in_thread, pending, step, wanted, refuse=partial(self._fail, pending)
-        )
+                _unlock(variables)
+            for effect in effects:
+                effect()
+        else:
+            self._service.submit(
+                self._carry_out_in_thread, update, step, wanted, refuse=partial(self._fail, update)
+            )
 
-    def _carry_out_in_thread(self, pending: _PendingUpdate, step: int, wanted: int) -> None:
+    def _carry_out_in_thread(self, update: Update, step: int, wanted: int) -> None:
         with ExitStack() as stack:
-            for each in sorted(pending.variables, key=id):
+            for each in sorted(_request_of(update).variables, key=id):
                 stack.enter_context(each.lock)
-            effects = self._carry_out(pending, step, wanted)
+            effects = self._carry_out(update, step, wanted)
         for effect in effects:
             self._service.soon(effect)
 
-    def _carry_out(self, pending: _PendingUpdate, step: int, wanted: int) -> list[_Effect]:
+    def _carry_out(self, update: Update, step: int, wanted: int) -> list[_Effect]:
         """Execute an update. The caller is the loop or a thread of the pool, and holds the locks.
         Return the functions that the loop must call next.
         """
+        request = _request_of(update)
         try:
             if step >= 0:
-                return self._push(pending, step, wanted)
-            kept = self._carry_out_once(pending)
+                return self._push(update, step, wanted)
+            kept = self._carry_out_once(update)
         except BaseException as error:
-            return [partial(self._fail, pending, error)]
-        first: _Request = pending.update.tickets[0]
-        first.call.reply(with_values(kept, pending.variables) if first.want else kept)
-        return [partial(self._finish, pending, kept, 1)]
+            return [partial(self._fail, update, error)]
+        request.call.reply(with_values(kept, request.variables) if request.want else kept)
+        return [partial(self._finish, update, kept, 1)]
 
-    def _carry_out_once(self, pending: _PendingUpdate) -> tuple[Any, ...]:
+    def _carry_out_once(self, update: Update) -> tuple[Any, ...]:
         """Execute an update outside synchronous steps. Skip each variable to which an update with
         the same key was applied before. The caller holds the locks.
         """
-        key = pending.update.key
+        request, key = _request_of(update), update.key
         if not key:
-            return apply_changes(pending.variables, pending.changes, self._function_of)
-        applied_updates = pending.session.applied_updates
+            return apply_changes(request.variables, request.changes, self._function_of)
+        applied_updates = update.session.applied_updates
         applied = applied_updates.of(key)
-        kept = apply_missing(applied, pending.variables, pending.changes, self._function_of)
-        outcomes = zip(pending.changes, kept[::2], kept[1::2], strict=True)
+        kept = apply_missing(applied, request.variables, request.changes, self._function_of)
+        outcomes = zip(request.changes, kept[::2], kept[1::2], strict=True)
         applied_updates.note(
             key,
             [(change[0], *outcome) for change, *outcome in outcomes if change[0] not in applied],
         )
         return kept
 
-    def _finish(self, pending: _PendingUpdate, kept: tuple[Any, ...], answered: int = 0) -> None:
+    def _finish(self, update: Update, kept: tuple[Any, ...], answered: int = 0) -> None:
         """Record that an update was executed, and reply to its requests, except the first
         `answered` requests. This runs in the loop."""
-        self._updates.ended(pending.update, kept)
-        for request in pending.update.tickets[answered:]:
+        self._updates.ended(update, kept)
+        for request in update.tickets[answered:]:
             self._reply_again(request, kept)
 
-    def _fail(self, pending: _PendingUpdate, error: BaseException) -> None:
-        if self._updates.failed(pending.update):
-            for request in pending.update.tickets:
+    def _fail(self, update: Update, error: BaseException) -> None:
+        if self._updates.failed(update):
+            for request in update.tickets:
                 request.call.fail(error)
 
     def _reply_again(self, request: _Request, kept: Any) -> None:
@@ -743,13 +685,13 @@ class VariableHost:
 
     # -- synchronous steps -------------------------------------------------------------------------
 
-    def _push(self, pending: _PendingUpdate, step: int, wanted: int) -> list[_Effect]:
+    def _push(self, update: Update, step: int, wanted: int) -> list[_Effect]:
         """Add the gradients of an update to the sums of a synchronous step. The caller holds the
         locks. All gradients are checked before the first gradient is added, so that a refused
         update changes no sum.
         """
-        gradients = []
-        for each, change in zip(pending.variables, pending.changes, strict=True):
+        request, gradients = _request_of(update), []
+        for each, change in zip(request.variables, request.changes, strict=True):
             gradient = each.gradient(change[-1])
             # Only check here that the ps has the function, because the function runs later, with
             # the mean of the gradients.
@@ -773,18 +715,19 @@ class VariableHost:
             gradients.append(gradient)
         effects: list[_Effect] = []
         for index, gradient in enumerate(gradients):
-            effects += self._push_one(pending, index, gradient, step, wanted)
+            effects += self._push_one(update, index, gradient, step, wanted)
         return effects
 
     def _push_one(
-        self, pending: _PendingUpdate, index: int, gradient: Any, step: int, wanted: int
+        self, update: Update, index: int, gradient: Any, step: int, wanted: int
     ) -> list[_Effect]:
-        variable, change, key = pending.variables[index], pending.changes[index], pending.update.key
-        if key and (applied := pending.session.applied_updates.of(key).get(change[0])) is not None:
-            return [partial(self._settle, [(pending, index)], applied, None)]
-        pushed = variable.steps.push(step, (pending, index), wanted)
+        request, key = _request_of(update), update.key
+        variable, change = request.variables[index], request.changes[index]
+        if key and (applied := update.session.applied_updates.of(key).get(change[0])) is not None:
+            return [partial(self._settle, [(update, index)], applied, None)]
+        pushed = variable.steps.push(step, (update, index), wanted)
         if pushed.verdict == LATE:
-            return [partial(self._settle, [(pending, index)], (variable.version, False), None)]
+            return [partial(self._settle, [(update, index)], (variable.version, False), None)]
         total = variable.sums.setdefault(step, Sum())
         total.add(gradient)
         if pushed.verdict != APPLIED:
@@ -801,9 +744,9 @@ class VariableHost:
         else:
             taking_part: Any = pushed.applied
             for other, _ in taking_part:
-                if other.update.key:
+                if other.key:
                     other.session.applied_updates.note(
-                        other.update.key, [(change[0], variable.version, True)]
+                        other.key, [(change[0], variable.version, True)]
                     )
         return [
             partial(self._settle, pushed.applied, (variable.version, True), error),
@@ -816,20 +759,35 @@ class VariableHost:
         """Record that a step has ended for one variable of each of these updates. Reply to an
         update when the step has ended for all variables of the update. This runs in the loop.
         """
-        for pending, index in tickets:
+        for update, index in tickets:
             if error is not None:
-                self._fail(pending, error)
+                self._fail(update, error)
                 continue
-            pending.outcomes[index] = outcome
-            if len(pending.outcomes) == len(pending.variables) and not pending.update.over:
-                self._finish(
-                    pending,
-                    tuple(
-                        item
-                        for place in range(len(pending.variables))
-                        for item in pending.outcomes[place]
-                    ),
-                )
+            outcomes = update.outcomes
+            outcomes[index] = outcome
+            if len(outcomes) == len(_request_of(update).variables) and not update.over:
+                ordered = [outcomes[position] for position in range(len(outcomes))]
+                self._finish(update, tuple(chain.from_iterable(ordered)))
+
+
+def _request_of(update: Update) -> _Request:
+    """Return the first request for an update; those that repeat it name the same changes."""
+    request: _Request = update.tickets[0]
+    return request
+
+
+def _lock_now(variables: Sequence[HostedVariable]) -> bool:
+    """Lock all variables if no lock is held now, and return whether they are locked."""
+    for index, variable in enumerate(variables):
+        if not variable.lock.acquire(blocking=False):
+            _unlock(variables[:index])
+            return False
+    return True
+
+
+def _unlock(variables: Sequence[HostedVariable]) -> None:
+    for variable in variables:
+        variable.lock.release()
 
 
 def _holder(peer: Peer) -> int:

@@ -26,7 +26,13 @@ from zmqdist.tasks import collectives_machine
 from zmqdist.tasks.agreement_machine import Agreed, Agreements
 from zmqdist.tasks.mailbox_machine import Mailbox, Outbox
 from zmqdist.tasks.watches_machine import WatchedTasks, WatchTask
-from zmqdist.variables.updates_machine import DONE, NEW, RUNNING, KeptSessions, Steps, UpdateLog
+from zmqdist.variables.updates_machine import (
+    KeptSessions,
+    Repeated,
+    Steps,
+    Update,
+    Updates,
+)
 from zmqdist.variables.variable_host import AppliedUpdates
 
 pytestmark = pytest.mark.timeout(300)  # some are found after hundreds of seeds
@@ -50,7 +56,7 @@ def anything_agrees(
 
 VERDICT = Agreements._verdict  # reach: plants bugs
 CAME = Barriers.arrived
-BEGIN = UpdateLog.begin
+BEGIN = Updates.begin
 PUSH = Steps.push
 SENT = Mailbox.sent
 NUMBERS = Outbox.numbers
@@ -76,17 +82,18 @@ def without_failures(
     return CAME(self, ticket, name, counter, task, tasks, due, None, *more)
 
 
-def runs_twice(self: UpdateLog, *args: Any) -> Any:
-    found = BEGIN(self, *args)
-    return (NEW, None) if found[0] == RUNNING else found
+def runs_twice(self: Updates, ticket: Any, *request: Any) -> Any:
+    update = BEGIN(self, ticket, *request)
+    client, sequence, _, key, session = request
+    return Update((client, sequence), key, session, [ticket]) if update is None else update
 
 
-def forgets(self: UpdateLog, *args: Any) -> Any:
-    found = BEGIN(self, *args)
-    if found[0] == DONE:
-        self.fail(*args[:2])
-        return BEGIN(self, *args)
-    return found
+def forgets(self: Updates, ticket: Any, *request: Any) -> Any:
+    update = BEGIN(self, ticket, *request)
+    if isinstance(update, Repeated) and update.result is not None:
+        client, sequence, _, _, session = request
+        return Update((client, sequence), "", session, [ticket])
+    return update
 
 
 def one_too_few(self: Steps, step: int, ticket: Any, wanted: int) -> Any:
@@ -369,11 +376,11 @@ BUGS: list[tuple[str, Simulate, Any, str, Any, str | tuple[str, ...]]] = [
         other_lives,
         "mailbox",
     ),
-    ("an update runs twice", simulate_variables, UpdateLog, "begin", runs_twice, ""),
+    ("an update runs twice", simulate_variables, Updates, "begin", runs_twice, ""),
     (
         "an update is carried out again",
         simulate_variables,
-        UpdateLog,
+        Updates,
         "begin",
         forgets,
         ("U1", "U2"),

@@ -24,7 +24,6 @@ from zmqdist.variables.updates_machine import (
     Repeated,
     Steps,
     Update,
-    UpdateKeys,
     Updates,
 )
 from zmqdist.variables.variable_host import AppliedUpdates
@@ -45,7 +44,6 @@ class SimSession:
     """The variable of one session at the server."""
 
     def __init__(self) -> None:
-        self.keys = UpdateKeys(1000)
         self.once = AppliedUpdates()
         self.version = 1
         self.value: list[str] = []
@@ -149,7 +147,7 @@ class SimServer:
             return
         client, sequence, _ = id
         self.world.asked[client, sequence] = token
-        update = self.updates.begin(call, *id, key, found.keys)
+        update = self.updates.begin(call, *id, key, found)
         if isinstance(update, Repeated):
             self._again(client, sequence, update.result)
             call.answer(update.result)
