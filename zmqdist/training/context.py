@@ -17,9 +17,11 @@ Not here: what strategies do with the contexts (strategy.py), which server holds
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
 
 from zmqdist import task_context
 from zmqdist.field_types import checked
@@ -105,9 +107,25 @@ class _ThreadState(threading.local):
     colocated: Any = None
     """New variables are placed on the server of this variable. None means that the strategy chooses
     the server."""
+    cache: dict[Hashable, np.ndarray[Any, Any]] | None = None
+    """The values that were read in the scope `cache_variable_reads` of this thread; None outside
+    such a scope."""
 
 
 thread_state = _ThreadState()
+
+
+@contextmanager
+def entered(**changes: Any) -> Iterator[None]:
+    """Return a context manager that changes attributes of `thread_state`, and restores them."""
+    before = {name: getattr(thread_state, name) for name in changes}
+    vars(thread_state).update(changes)
+    try:
+        yield
+    finally:
+        vars(thread_state).update(before)
+
+
 _DEFAULT_CONTEXT = ReplicaContext(None, 0, 1)
 
 
@@ -163,14 +181,11 @@ def in_cross_replica_context() -> bool:
 def in_replica(replica: ReplicaContext | None) -> Iterator[None]:
     """Return a context manager that enters the context of a replica. If `replica` is None, it
     enters the cross-replica context of the current replica's strategy."""
-    before, scopes = thread_state.replica, thread_state.scopes
+    scopes, before = thread_state.scopes, thread_state.replica
     if replica is None and before is not None and before.strategy is not None:
-        thread_state.scopes = (*scopes, before.strategy)
-    thread_state.replica = replica
-    try:
+        scopes = (*scopes, before.strategy)
+    with entered(replica=replica, scopes=scopes):
         yield
-    finally:
-        thread_state.replica, thread_state.scopes = before, scopes
 
 
 @contextmanager
@@ -178,16 +193,9 @@ def in_scope(strategy: Any, creator: Creator) -> Iterator[None]:
     """Return a context manager that enters the scope of a strategy. Raises RuntimeError inside
     another strategy's scope."""
     check_not_in_another(strategy)
-    before, replica, creators = thread_state.scopes, thread_state.replica, thread_state.creators
-    thread_state.scopes, thread_state.replica, thread_state.creators = (
-        (*before, strategy),
-        None,
-        (*creators, creator),
-    )
-    try:
+    scopes, creators = (*thread_state.scopes, strategy), (*thread_state.creators, creator)
+    with entered(scopes=scopes, replica=None, creators=creators):
         yield
-    finally:
-        thread_state.scopes, thread_state.replica, thread_state.creators = before, replica, creators
 
 
 def check_not_in_another(strategy: Any) -> None:
@@ -217,35 +225,18 @@ def variable_creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
     device that the strategy has chosen, and `creator` may change it. If it is entered inside that
     scope, `creator` is called before the strategy chooses a device.
     """
-    before = thread_state.creators
-    thread_state.creators = (*before, creator)
-    try:
+    with entered(creators=(*thread_state.creators, creator)):
         yield
-    finally:
-        thread_state.creators = before
-
-
-@contextmanager
-def colocated_with(variable: Any) -> Iterator[None]:
-    """Return a context manager. While it is open, new variables are placed on the server of
-    `variable`."""
-    before, thread_state.colocated = thread_state.colocated, variable
-    try:
-        yield
-    finally:
-        thread_state.colocated = before
 
 
 def inherit() -> Callable[[], None]:
     """Copy the contexts of this thread. Return a function that sets them in the thread that calls
     it, such as the thread of a replica."""
-    state = thread_state.scopes, thread_state.replica, thread_state.creators, thread_state.colocated
+    state = dict(vars(thread_state))
     enter_running = task_context.inherit()
 
     def enter() -> None:
         enter_running()
-        thread_state.scopes, thread_state.replica, thread_state.creators, thread_state.colocated = (
-            state
-        )
+        vars(thread_state).update(state)
 
     return enter

@@ -24,7 +24,7 @@ import numpy as np
 
 from zmqdist import nest, task_context
 from zmqdist.field_types import checked
-from zmqdist.training.per_replica import PerReplica
+from zmqdist.training.per_replica import PerReplica, regroup
 
 
 @checked
@@ -163,8 +163,6 @@ def _rebuilt(cls: type[_Distributed], source: Any, replicas: int) -> _Distribute
 def per_replica(fn: Callable[[Any], Any], replicas: int) -> Any:
     """Call `fn(ValueContext)` once for each replica. Return the results in the form that `run`
     accepts as an argument."""
-    from zmqdist.training.per_replica import regroup
-
     values = [fn(ValueContext(replica, replicas)) for replica in range(replicas)]
     return values[0] if replicas == 1 else regroup(values)
 

@@ -11,21 +11,13 @@ Rules
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-Cache = dict[Hashable, "np.ndarray[Any, Any]"]
-
-
-class _ThreadState(threading.local):
-    cache: Cache | None = None
-
-
-_thread_state = _ThreadState()
+from zmqdist.training.context import entered, thread_state
 
 
 @contextmanager
@@ -42,26 +34,12 @@ def cache_variable_reads() -> Iterator[None]:
     Raises:
       ValueError: the thread is inside such a scope already. That scope continues.
     """
-    if _thread_state.cache is not None:
+    if thread_state.cache is not None:
         raise ValueError(
             "cache_variable_reads() cannot be nested: this thread caches reads already"
         )
-    _thread_state.cache = {}
-    try:
+    with entered(cache={}):
         yield
-    finally:
-        _thread_state.cache = None
-
-
-def current_cache() -> Cache | None:
-    """Return the cache of the calling thread's scope, or None outside a scope."""
-    return _thread_state.cache
-
-
-def set_cache(cache: Cache | None) -> None:
-    """Make `cache` the cache of the calling thread. The threads of replicas call it to share the
-    cache of the thread that started them."""
-    _thread_state.cache = cache
 
 
 def for_reader(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -76,7 +54,7 @@ def with_caching(fn: Callable[..., Any]) -> Callable[..., Any]:
     `cache_variable_reads()`, the returned function runs `fn` inside `cache_variable_reads()` on the
     worker. Otherwise return `fn` itself.
     """
-    return fn if _thread_state.cache is None else _Cached(fn)
+    return fn if thread_state.cache is None else _Cached(fn)
 
 
 class WrappedFunction:

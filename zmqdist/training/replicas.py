@@ -19,7 +19,7 @@ from typing import Any
 
 from zmqdist.futures import Future, ReadyValue
 from zmqdist.specs import IndexedSlices, plain_array
-from zmqdist.training import context, read_cache
+from zmqdist.training import context
 from zmqdist.training.aggregation import aggregated
 from zmqdist.training.context import ReplicaContext
 from zmqdist.training.per_replica import PerReplica, regroup, select
@@ -40,11 +40,10 @@ def run_replicas(
         with context.in_replica(ReplicaContext(strategy, 0, 1)):
             return fn(*select(args, 0), **select(kwargs, 0))
     rendezvous = Rendezvous(strategy, replicas)
-    enter, cache = context.inherit(), read_cache.current_cache()
+    enter = context.inherit()
 
     def run(replica: int) -> None:
         enter()
-        read_cache.set_cache(cache)
         with context.in_replica(ReplicaContext(strategy, replica, replicas, rendezvous)):
             try:
                 result = fn(*select(args, replica), **select(kwargs, replica))

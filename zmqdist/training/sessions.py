@@ -29,11 +29,12 @@ import threading
 import weakref
 from _thread import get_ident
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zmqdist.background import in_background
-from zmqdist.errors import FailedPreconditionError, OpError
+from zmqdist.errors import FailedPreconditionError, OpError, PSUnavailableError
 from zmqdist.futures import all_values
 from zmqdist.rpc.client import new_incarnation
 from zmqdist.specs import TensorSpec
@@ -61,6 +62,9 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+Lost = Callable[[PSUnavailableError], object]
 
 
 class StrategySession:
@@ -118,14 +122,19 @@ class StrategySession:
         """The clients of the servers, by index."""
         return [client.client_of(address) for address in self.addresses]
 
-    def start_watches(self) -> list[client.PsCall]:
-        """Send each server a request that ends when the session is closed or the server is lost.
-        Return the requests."""
+    def watch(self, lost: Lost) -> None:
+        """Watch the servers of the session, even if no code uses their variables. For each server
+        that is lost before the session is closed, a thread calls `lost(error)` once.
+
+        Each server gets a request that it answers only when the session is closed. If the
+        connection to the server is lost, the request ends early. A thread then repeats the request
+        by the rules for all requests to parameter servers (variables/client.py). If all repetitions
+        fail, for `recovery_s` if the strategy has it, the server is lost.
+        """
         self.check_open()
-        return [
-            each.watch(f"ps:{ps}", self.number, self._recovery_s)
-            for ps, each in enumerate(self.clients)
-        ]
+        for ps, each in enumerate(self.clients):
+            call = each.watch(f"ps:{ps}", self.number, self._recovery_s)
+            call.when_done(partial(_watch_ended, call, lost))
 
     def create_variable(self, name: str, initial: Initial, ps: int) -> RemoteStorage:
         """Make a variable at a server, and wait until the server has it.
@@ -285,3 +294,29 @@ def _close(number: int, addresses: list[str], program: int) -> None:
                 # Release the client under the lock, so that a session that begins meanwhile either
                 # keeps this client open, or gets a new client.
                 client.release_client(address)
+
+
+def _watch_ended(call: client.PsCall, lost: Lost) -> None:
+    if sys.is_finalizing():
+        return
+    try:
+        threading.Thread(
+            target=_judge_loss, args=(call, lost), name="zmqdist-ps-lost", daemon=True
+        ).start()
+    except RuntimeError:
+        # raise nothing in this thread of the client, because it serves all users of the client
+        log.exception(
+            "the connection to a parameter server has ended, and no thread can be started to find "
+            "out why"
+        )
+
+
+def _judge_loss(call: client.PsCall, lost: Lost) -> None:
+    try:
+        call.get_value()
+    except PSUnavailableError as error:
+        lost(error)
+    except OpError:
+        pass  # any other error means that the session was closed, which is no loss
+    except BaseException:
+        log.exception("the connection to a parameter server has ended, and finding out why failed")

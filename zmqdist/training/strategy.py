@@ -46,7 +46,6 @@ from zmqdist.training.sessions import StrategySession
 from zmqdist.training.shard_placement import Placed, Rule, ShardPlacement
 from zmqdist.training.sharded import ShardedVariable
 from zmqdist.training.strategy_coordinator import CoordinatorSlot, StrategyCoordinator
-from zmqdist.transport.credentials import Credentials
 
 log = logging.getLogger("zmqdist.training")
 
@@ -251,7 +250,7 @@ class Extended:
                 f"{colocate_with_variable!r} is no variable of this strategy, or it is sharded: "
                 f"pass an unsharded variable, or a shard"
             )
-        return context.colocated_with(colocate_with_variable)
+        return context.entered(colocated=colocate_with_variable)
 
 
 @checked
@@ -292,6 +291,8 @@ class ParameterServerStrategy(OnWorkers):
       cluster, ps_session, coordinator_slot, shard_placement: the connection to the cluster, the
         session at the parameter servers, the holder of the only coordinator, and the choice of a
         ps for each variable. Only zmqdist itself uses these attributes.
+      target: address of the dispatcher, in the form that ClusterCoordinator takes.
+      credentials: the places where the processes of the cluster find the cluster's secrets.
       recoveries: list with a `zmqdist.checkpoint.Recovered` for each recovery of a ps.
 
     Raises:
@@ -359,6 +360,8 @@ class ParameterServerStrategy(OnWorkers):
             self.cluster.close()
             raise
         self.session = self.ps_session.number
+        self.target = self.cluster.target
+        self.credentials = self.cluster.credentials
         self.shard_placement = ShardPlacement(placement, len(self.cluster.ps))
         self.extended = Extended(self, workers, len(self.cluster.ps))
         log.info(
@@ -366,16 +369,6 @@ class ParameterServerStrategy(OnWorkers):
         )
 
     # -- the cluster -------------------------------------------------------------------------------
-
-    @property
-    def target(self) -> str:
-        """Address of the dispatcher, in the form that ClusterCoordinator takes."""
-        return self.cluster.target
-
-    @property
-    def credentials(self) -> Credentials:
-        """The places where the processes of the cluster find the cluster's secrets."""
-        return self.cluster.credentials
 
     @property
     def placement(self) -> list[Placed]:

@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from zmqdist import task_context
 from zmqdist.errors import InvalidArgumentError, PSUnavailableError
@@ -36,9 +36,9 @@ from zmqdist.scheduling.coordinator.options import worker_name
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue
 from zmqdist.scheduling.coordinator.submitter import FunctionSnapshot
 from zmqdist.training import context, read_cache
-from zmqdist.training.cluster_connection import ClusterConnection
-from zmqdist.training.failure_watch import watch
-from zmqdist.training.sessions import StrategySession
+
+if TYPE_CHECKING:
+    from zmqdist.training.strategy import ParameterServerStrategy
 
 
 class CoordinatorSlot:
@@ -53,7 +53,7 @@ class CoordinatorSlot:
         self.lock = threading.RLock()
         self.coordinator: StrategyCoordinator | None = None
 
-    def allocate(self, strategy: CoordinatedStrategy) -> StrategyCoordinator:
+    def allocate(self, strategy: ParameterServerStrategy) -> StrategyCoordinator:
         """Return the object for `ClusterCoordinator(strategy)`. This is the existing coordinator,
         or a new coordinator if there was none before or it was closed.
 
@@ -68,34 +68,13 @@ class CoordinatorSlot:
             return known
 
 
-class CoordinatedStrategy(Protocol):
-    """The attributes of a ParameterServerStrategy that its coordinator uses."""
-
-    @property
-    def session(self) -> int: ...
-
-    @property
-    def aggregate(self) -> str: ...
-
-    @property
-    def coordinator_slot(self) -> CoordinatorSlot: ...
-
-    @property
-    def ps_session(self) -> StrategySession: ...
-
-    @property
-    def cluster(self) -> ClusterConnection: ...
-
-    def close(self, shutdown_cluster: bool = False) -> None: ...
-
-
 class StrategyCoordinator(ClusterCoordinator):
     """The ClusterCoordinator of a ParameterServerStrategy."""
 
     _initialized = False
     _options: Mapping[str, Any] = {}
 
-    def __init__(self, strategy: CoordinatedStrategy, **options: Any) -> None:
+    def __init__(self, strategy: ParameterServerStrategy, **options: Any) -> None:
         with strategy.coordinator_slot.lock:
             if self._initialized:
                 # `ClusterCoordinator(strategy)` was called again, and returns the same coordinator
@@ -116,13 +95,13 @@ class StrategyCoordinator(ClusterCoordinator):
             self._onces = itertools.count(1)
             self._raised_losses: set[str] = set()
             lost = weakref.WeakMethod(self._lost)
-            watch(strategy.ps_session, lambda error: (found := lost()) is not None and found(error))
+            strategy.ps_session.watch(lambda error: (found := lost()) is not None and found(error))
             self._initialized = True
 
     @property
-    def strategy(self) -> CoordinatedStrategy:
+    def strategy(self) -> ParameterServerStrategy:
         """The strategy of this coordinator."""
-        strategy: CoordinatedStrategy = self._scheduled_on
+        strategy: ParameterServerStrategy = self._scheduled_on
         return strategy
 
     def schedule(

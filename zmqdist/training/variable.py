@@ -37,7 +37,7 @@ from zmqdist.specs import IndexedSlices
 from zmqdist.training import read_cache
 from zmqdist.training.aggregation import VariableAggregation, VariableSynchronization
 from zmqdist.training.arithmetic import ArrayLike
-from zmqdist.training.context import get_strategy
+from zmqdist.training.context import get_strategy, thread_state
 from zmqdist.training.creators import create, make
 from zmqdist.training.indexing import Rows
 from zmqdist.training.replicas import once_for_all
@@ -298,7 +298,7 @@ class Variable(ArrayLike):
         >>> zd.Variable([1, 2]).start_read().get_value()
         array([1, 2])
         """
-        cache = read_cache.current_cache()
+        cache = thread_state.cache
         if cache is None or self.storage.task is None:
             return Then(self.storage.read(), lambda reply: _scalar(reply[1]))
         found, key = cache.get(self.storage.key), self.storage.key
