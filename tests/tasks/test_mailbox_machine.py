@@ -14,7 +14,6 @@ from zmqdist.errors import (
     DEADLINE_EXCEEDED,
     RESOURCE_EXHAUSTED,
     UNAVAILABLE,
-    InvalidArgumentError,
     OpError,
 )
 from zmqdist.tasks.mailbox_machine import Key, Mailbox, Outbox, Wait
@@ -48,33 +47,6 @@ def letters(box: Mailbox, tag: str = "foo") -> list[Any]:
 
 
 # -- rendezvous_test.cc ----------------------------------------------------------------------------
-
-
-def test_key() -> None:
-    made = Key(
-        "/job:mnist/replica:1/task:2/CPU:0",
-        LIFE,
-        "/job:mnist/replica:1/task:2/device:GPU:0",
-        "var0",
-    )
-    text = "/job:mnist/replica:1/task:2/CPU:0;0000000000001ed2;/job:mnist/replica:1/task:2/device:GPU:0;var0;0:0"
-    assert str(made) == text
-    assert Key.parse(text) == made
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "foo;bar",
-        "/job:mnist/replica:1/task:2/CPU:0;",
-        "a;0000000000001ed2;b;c;d;0:0",
-        "a;1ed2;b;c;0:0",
-        "a;;;;",
-    ],
-)
-def test_key_malformed(text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="not a key"):
-        Key.parse(text)
 
 
 def test_send_recv() -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import OK, OpError
@@ -110,9 +111,7 @@ class Watches:
             ended = [task for task in self._machine.tasks if task_name(task) == peer.hello.name]
         for task in ended:
             connected = self._node.is_connected(task)
-            with self._lock:
-                effects = self._machine.connection_ended(task, connected)
-            self._perform(effects)
+            self._apply(self._machine.connection_ended, task, connected)
 
     def _watch_call(self, call: PendingCall, incarnation: int) -> None:
         """Serve a watch of this task. If the caller knows the current incarnation, do not reply, so
@@ -150,19 +149,15 @@ class Watches:
 
     def _watch_ended(self, task: Task, result: StatusOrResult) -> None:
         incarnation, error = outcome_of(result)
-        if self._node.closed:
-            # the stop of this task's server has ended the watch, which shows nothing about the
-            # watched task
-            return
         code, message = (OK, "") if error is None else (error.error_code, error.message)
-        with self._lock:
-            effects = self._machine.watch_ended(task, code, message, incarnation or 0)
-        self._perform(effects)
+        self._apply(self._machine.watch_ended, task, code, message, incarnation or 0)
 
     def _probe_ended(self, task: Task, result: StatusOrResult) -> None:
-        code, message = result.get_error()
-        if self._node.closed:
-            return
-        with self._lock:
-            effects = self._machine.probe_ended(task, code, message)
-        self._perform(effects)
+        self._apply(self._machine.probe_ended, task, *result.get_error())
+
+    def _apply(self, event: Callable[..., list[WatchEffect]], *args: Any) -> None:
+        # This task's own stop ends its calls, too, which shows nothing about other tasks.
+        if not self._node.closed:
+            with self._lock:
+                effects = event(*args)
+            self._perform(effects)

@@ -153,7 +153,7 @@ class Mail:
         with lock:
             number, low, after = out.numbers(tag)
             due = inf if until is None else until
-            result = start(client, "mail.put", str(key), number, low, after, value, due=due)
+            result = start(client, "mail.put", key, number, low, after, value, due=due)
             out.sent(tag, number, after)
         result.add_done_callback(partial(self._arrived, task, number))
         # the caller gets None, because the receiver's reply is for Mail only
@@ -237,10 +237,10 @@ class Mail:
         np.copyto(out, wait.letter)
         return out
 
-    def _put(self, text: str, number: int, low: int, after: int, value: Any) -> int | None:
+    def _put(self, fields: list[Any], number: int, low: int, after: int, value: Any) -> int | None:
         """Store a message. If the mailbox must hold it behind an earlier message, return this
         task's incarnation, else None."""
-        key = Key.parse(text)
+        key = Key(*fields)
         if key.target != self._me:
             raise InvalidArgumentError(
                 f"this is {self._me}, not {key.target}: the address has another task now"

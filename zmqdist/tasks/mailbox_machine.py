@@ -50,13 +50,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from zmqdist.errors import (
     CANCELLED,
     DEADLINE_EXCEEDED,
     UNAVAILABLE,
-    InvalidArgumentError,
     OpError,
     ResourceExhaustedError,
     UnavailableError,
@@ -70,80 +69,44 @@ PAST_INCARNATIONS_MAX = 16
 late messages."""
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """The name of one channel. Its text form has the five fields, joined by semicolons, with the
-    incarnation as 16 hexadecimal digits.
+class Key(NamedTuple):
+    """The name of one channel.
 
     Attributes:
       source, target: names of the sending and the receiving task.
       incarnation: incarnation of the sending task; in a wait, 0 means the current incarnation.
-      tag: any text without a semicolon.
-      frame: in TensorFlow the "frame:iteration" of a loop; always 0:0 in zmqdist.
+      tag: any text.
     """
 
     source: str
     incarnation: int
     target: str
     tag: str
-    frame: tuple[int, int] = (0, 0)
-
-    def __str__(self) -> str:
-        return f"{self.source};{self.incarnation:016x};{self.target};{self.tag};{self.frame[0]}:{self.frame[1]}"
-
-    @staticmethod
-    def parse(text: str) -> Key:
-        """Return the key that a text encodes. Raises InvalidArgumentError if the text is not a
-        key.
-        """
-        parts = text.split(";")
-        frame = parts[-1].split(":")
-        try:
-            if len(parts) != 5 or len(frame) != 2 or len(parts[1]) != 16 or not all(parts):
-                raise ValueError
-            return Key(
-                parts[0], int(parts[1], 16), parts[2], parts[3], (int(frame[0]), int(frame[1]))
-            )
-        except ValueError:
-            message = f"not a key: {text!r}; wanted source;16 hexadecimal digits;target;tag;frame:iteration"
-            raise InvalidArgumentError(message) from None
 
 
+@dataclass(slots=True, eq=False)
 class Wait:
     """A wait of a receiver for one message.
 
     Attributes:
       key: key of the channel.
+      due: when the wait ends at the latest, in seconds on the runtime's clock.
       incarnation: the incarnation of the sender that the receiver waits for; 0 while no incarnation
         is known.
-      due: when the wait ends at the latest, in seconds on the runtime's clock.
       ended: whether the wait has ended. Then `letter` is the message if `code` is 0, otherwise
         `code` and `message` are the error.
       wake: a function that wakes the waiting thread. Only the runtime sets and calls it.
     """
 
-    __slots__ = (
-        "code",
-        "due",
-        "ended",
-        "incarnation",
-        "key",
-        "letter",
-        "message",
-        "nbytes",
-        "wake",
-    )
-
-    def __init__(self, key: Key, due: float) -> None:
-        self.key = key
-        self.incarnation = key.incarnation
-        self.due = due
-        self.ended = False
-        self.code = 0
-        self.message = ""
-        self.letter: Any = None
-        self.nbytes = 0
-        self.wake: Callable[[], object] | None = None
+    key: Key
+    due: float
+    incarnation: int
+    ended: bool = False
+    code: int = 0
+    message: str = ""
+    letter: Any = None
+    nbytes: int = 0
+    wake: Callable[[], object] | None = None
 
     def end(self, code: int, message: str) -> Wait:
         self.ended = True
@@ -282,7 +245,7 @@ class Mailbox:
     def wanted(self, key: Key, due: float = inf) -> Wait:
         """Record that a receiver waits for the next message of a channel. Return the wait, which
         may have ended already."""
-        wait = Wait(key, due)
+        wait = Wait(key, due, key.incarnation)
         if self._status is not None:
             return wait.end(*self._status)
         source = self._source(key.source)

@@ -119,6 +119,9 @@ class Node:
     Attributes:
       me: this task as (job, index).
       spec: the cluster, with this task's address as the user has written it.
+      tasks: all tasks of the cluster: the jobs in the order of the spec, and the indices sorted.
+      other_tasks: `tasks` without this task.
+      closed: whether `close` has been called.
       address: "host:port", with the host as it is written in the cluster and the port that was
         bound.
       service: the methods behind the port; the other parts register theirs before `serve`.
@@ -157,6 +160,8 @@ class Node:
         """
         self.spec = spec
         self.me = me
+        self.tasks = [(job, index) for job in spec.jobs for index in spec.task_indices(job)]
+        self.other_tasks = [task for task in self.tasks if task != me]
         self.incarnation = new_incarnation()
         self.credentials = credentials
         self.service = RpcService(f"server-{task_name(me)}")
@@ -165,7 +170,7 @@ class Node:
         self.own_wait = _OwnWait(self)
         self._clients: dict[Task, ZmqClient] = {}
         self._lock = threading.Lock()
-        self._closed = False
+        self.closed = False
         check_descriptors_and_threads(f"the server of {task_name(me)}", SERVER_DESCRIPTORS)
         place = address_to_bind(address, None if bind_host is None else bindable(bind_host))
         host, _ = split(place)
@@ -194,11 +199,6 @@ class Node:
         self.address = f"{address.rpartition(':')[0]}:{port}"
 
     @property
-    def closed(self) -> bool:
-        """Whether `close` has been called."""
-        return self._closed
-
-    @property
     def stopped(self) -> CancelledError:
         """The error that ends each wait of this task when the task stops."""
         return CancelledError(f"the server of {task_name(self.me)} was stopped")
@@ -225,11 +225,6 @@ class Node:
         known = ", ".join(map(task_name, self.tasks))
         raise InvalidArgumentError(f"no task {name!r} in this cluster; it has {known}")
 
-    @property
-    def tasks(self) -> list[Task]:
-        """All tasks of the cluster: the jobs in the order of the spec, and the indices sorted."""
-        return [(job, index) for job in self.spec.jobs for index in self.spec.task_indices(job)]
-
     def client(self, task: Task) -> ZmqClient:
         """Return the client for a task; make it on first use. This does not block. Any thread may
         call it.
@@ -238,7 +233,7 @@ class Node:
         UNAVAILABLE when the task ends.
         """
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise FailedPreconditionError(f"the server of {task_name(self.me)} was stopped")
             client = self._clients.get(task)
             if client is None:
@@ -278,10 +273,18 @@ class Node:
         found = listening(addresses)
         return [task for task in addresses if task in found]
 
-    @property
-    def other_tasks(self) -> list[Task]:
-        """All tasks of the cluster except this task."""
-        return [task for task in self.tasks if task != self.me]
+    def call_all(
+        self, tasks: Iterable[Task], method: str, *args: Any, due: float
+    ) -> tuple[list[str], list[str]]:
+        """Call a method of each of the tasks that are up, and wait for the replies. Return the
+        names of these tasks, and the errors of those that failed."""
+        calls = [
+            (task_name(task), self.start(task, method, *args, due=due)) for task in self.up(tasks)
+        ]
+        outcomes = [(name, *call.get_error()) for name, call in calls]
+        return [name for name, _ in calls], [
+            f"{name}: {text}" for name, code, text in outcomes if code
+        ]
 
     def close(self, grace_s: float) -> None:
         """Wait at most `grace_s` for running calls and reply to them; then free the port and close
@@ -291,9 +294,9 @@ class Node:
         `close` in the loop, nor in a method of the service.
         """
         with self._lock:
-            if self._closed:
+            if self.closed:
                 return
-            self._closed = True
+            self.closed = True
             clients = list(self._clients.values())
         until = time.monotonic() + grace_s
         try:

@@ -36,7 +36,6 @@ from zmqdist.tasks.liveness import Watches
 from zmqdist.tasks.mail import Mail
 from zmqdist.tasks.named_variables import Variables
 from zmqdist.tasks.node import Node, grace_s
-from zmqdist.tasks.reachability import ReachabilityProbe
 from zmqdist.tasks.sessions import Sessions, current_server, current_variables
 from zmqdist.tasks.snapshot import TaskSnapshot
 from zmqdist.tasks.worker_role import WorkerRole
@@ -55,6 +54,16 @@ class Server(CollectiveMethods):
     a method needs one, so the tasks of a cluster may start in any order. Call `stop()`, or use the
     server in a with-statement. If the program drops the last reference to the server, the server
     stops in the background.
+
+    Attributes:
+      task: the name of this task, such as "worker:1".
+      address: "host:port", with the host as written in the cluster and the port that was bound.
+      target: "zmq://host:port", the target for a Session.
+      server_def: the definition of this task: the first argument of the constructor, completed by
+        the other arguments. A port 0 stays 0, whatever port was bound.
+      cluster_spec: the cluster as it was passed to the constructor.
+      credentials: the places of this server's keys and token. A Session that takes this server as
+        its target uses them, too.
     """
 
     @checked
@@ -105,33 +114,41 @@ class Server(CollectiveMethods):
           FailedPreconditionError: other hosts can reach the address, and there are no keys.
           ResourceExhaustedError: the limit of this process on open descriptors is too low.
         """
-        self._definition = effective(server_or_cluster_def, job_name, task_index, protocol, config)
-        options.check(self._definition.default_session_config, options.OF_SERVERS, "server")
-        me = self._definition.job_name, self._definition.task_index
+        self.server_def = effective(server_or_cluster_def, job_name, task_index, protocol, config)
+        options.check(self.server_def.default_session_config, options.OF_SERVERS, "server")
+        me = self.server_def.job_name, self.server_def.task_index
         credentials = Credentials(
             None if token_file is None else os.fspath(token_file),
             None if keys_dir is None else os.fspath(keys_dir),
             insecure or Credentials.from_environment().insecure,
         )
-        self._spec = ClusterSpec(self._definition.cluster)
+        self.cluster_spec = ClusterSpec(self.server_def.cluster)
         self._life_lock = threading.Lock()
         self._started = False
         self._stopped = threading.Event()
         self._node = Node(
-            self._spec, me, written_address(self._definition), credentials, bind_host, listener
+            self.cluster_spec,
+            me,
+            written_address(self.server_def),
+            credentials,
+            bind_host,
+            listener,
         )
+        self.task = task_name(me)
+        self.address = self._node.address
+        self.target = f"zmq://{self.address}"
+        self.credentials = credentials
         try:
             self._watches = watches = Watches(self._node)
             self._mail = Mail(self._node, watches)
             self._collectives = Collectives(self._node, watches)
-            ReachabilityProbe(self._node)
             weak_self = weakref.ref(self)
             ControlMethods(self._node, weak_self)
             VariableHost(self._node.service, self._node.router, self._node.incarnation, self.task)
-            self._sessions = Sessions(self._node, self._definition, weak_self)
-            WorkerRole(self._node, self._definition.default_session_config)
+            self._sessions = Sessions(self._node, self.server_def, weak_self)
+            WorkerRole(self._node, self.server_def.default_session_config)
             self._coordination = TaskCoordination(
-                self._node, self._definition.default_session_config
+                self._node, self.server_def.default_session_config
             )
         except BaseException:
             # `_close` frees the port, so that the caller can try again with a corrected config
@@ -150,40 +167,6 @@ class Server(CollectiveMethods):
         localhost:0
         """
         return Server({"localhost": ["localhost:0"]}, protocol="zmq", config=config, start=start)
-
-    @property
-    def target(self) -> str:
-        """ "zmq://host:port", the target for a Session, with the host as written in the cluster and
-        the port that was bound."""
-        return f"zmq://{self._node.address}"
-
-    @property
-    def address(self) -> str:
-        """ "host:port", which is `target` without the scheme."""
-        return self._node.address
-
-    @property
-    def task(self) -> str:
-        """The name of this task, such as "worker:1"."""
-        return task_name(self._node.me)
-
-    @property
-    def server_def(self) -> ServerDef:
-        """The definition of this task: the first argument of the constructor, completed by the
-        other arguments. A port 0 stays 0, whatever port was bound.
-        """
-        return self._definition
-
-    @property
-    def cluster_spec(self) -> ClusterSpec:
-        """The cluster as it was passed to the constructor."""
-        return self._spec
-
-    @property
-    def credentials(self) -> Credentials:
-        """The places of this server's keys and token. A Session that takes this server as its
-        target uses them, too."""
-        return self._node.credentials
 
     # -- state -------------------------------------------------------------------------------------
 

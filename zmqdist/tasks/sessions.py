@@ -124,15 +124,10 @@ class Sessions:
         self._pool = HandlerPool(f"zmqdist-session-{self._name}", SESSION_THREADS_MAX)
         self._stopping = False
         self._over = False
-        service = node.service
-        service.register_later("session.open", self._open, roles=TASKS)
-        service.register_later("session.close", self._close, roles=TASKS)
-        service.register_later("session.reset", self._reset, roles=TASKS)
-        service.register_later("session.clear", self._clear, roles=TASKS)
-        service.register_later("session.run", self._run, roles=TASKS)
-        service.register_later("session.assign", self._assign, roles=TASKS)
-        service.register_later("session.read", self._read, roles=TASKS)
-        service.register_later("session.variables", self._variables, roles=TASKS)
+        for method in ("open", "close", "reset", "clear", "run", "assign", "read", "variables"):
+            node.service.register_later(
+                f"session.{method}", getattr(self, f"_{method}"), roles=TASKS
+            )
         node.router.on_gone.append(self._peer_gone)
         node.on_close.append(self.stop)
 
@@ -271,21 +266,12 @@ class Sessions:
             filters = self._definition.cluster_device_filters
             tasks = [
                 task
-                for task in self._node.up(self._node.other_tasks)
+                for task in self._node.other_tasks
                 if filters.is_visible(*self._node.me, device_of(*task))
             ]
-            pending = [
-                (
-                    task,
-                    self._node.start(task, "session.clear", containers, sessions, reason, due=due),
-                )
-                for task in tasks
-            ]
-            failed = [
-                f"{task_name(task)}: {result.get_error()[1]}"
-                for task, result in pending
-                if result.get_error()[0]
-            ]
+            _, failed = self._node.call_all(
+                tasks, "session.clear", containers, sessions, reason, due=due
+            )
             # The stop of this task has ended the calls, so their errors show nothing about the
             # other tasks.
             if failed and self._node.closed:

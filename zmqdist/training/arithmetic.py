@@ -36,13 +36,10 @@ class ArrayLike(NDArrayOperatorsMixin):
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    label: str
+    """The variable's name in error texts."""
 
     __hash__ = object.__hash__
-
-    @property
-    def label(self) -> str:
-        """The variable's name in error texts."""
-        return f"variable {self.name!r}"
 
     @property
     def ndim(self) -> int:

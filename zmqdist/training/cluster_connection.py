@@ -23,7 +23,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -75,7 +75,12 @@ class ClusterConnection:
     """
 
     def __init__(
-        self, target: str, credentials: Credentials, ps: list[str], close: Callable[[bool], object]
+        self,
+        target: str,
+        credentials: Credentials,
+        ps: list[str],
+        close: Callable[[bool], object],
+        workers: Iterable[int] = (),
     ) -> None:
         """Refer to a cluster whose dispatcher runs already. `_call_dispatcher` connects to the
         dispatcher at its first use.
@@ -83,6 +88,7 @@ class ClusterConnection:
         Args:
           close: a function that stops the dispatcher and the threads that were started for the
             connection. Its argument says whether to stop the tasks of the cluster as well.
+          workers: the workers' indices, if the dispatcher knows them.
         """
         self.target = target
         self.credentials = credentials
@@ -92,6 +98,7 @@ class ClusterConnection:
         self._lock = threading.Lock()
         self._client: ZmqClient | None = None
         self._pid = os.getpid()
+        self._indices = dict.fromkeys(workers, "")
         _open.add(self)
 
     @property
@@ -99,7 +106,7 @@ class ClusterConnection:
         """The addresses of the program's workers by index, in ascending order. The address of a
         worker that registered without an invitation is "".
         """
-        return {}
+        return dict(self._indices)
 
     # -- states ------------------------------------------------------------------------------------
 
@@ -229,6 +236,7 @@ class ClusterConnection:
 
     def _dismiss(self, index: int) -> None:
         """Remove a worker from `workers`. The worker itself is not contacted."""
+        self._indices.pop(index, None)
 
     def close(self, shutdown_cluster: bool = False) -> None:
         """Release the cluster, so that another program can use the invited workers. A second call
@@ -343,24 +351,6 @@ class _LocalCluster(ClusterConnection):
 
     def _dismiss(self, index: int) -> None:
         self._dismissed.add(index)
-
-
-class _LaunchedCluster(ClusterConnection):
-    """The connection to the cluster of `zmqdist launch`. The launcher stops all tasks when this
-    program ends."""
-
-    def __init__(
-        self, target: str, credentials: Credentials, ps: list[str], workers: list[int]
-    ) -> None:
-        super().__init__(target, credentials, ps, lambda _: None)
-        self._indices = dict.fromkeys(workers, "")
-
-    @property
-    def workers(self) -> dict[int, str]:
-        return dict(self._indices)
-
-    def _dismiss(self, index: int) -> None:
-        self._indices.pop(index, None)
 
 
 def connect(
@@ -633,8 +623,9 @@ def _launched(timeout_s: float, config: Any) -> ClusterConnection:
     check_ps(sorted(ps))
     credentials = Credentials(runtime.token_file, runtime.keys_dir).vouched_by(runtime.dispatcher)
     workers = [] if jobs.worker is None else jobs.worker.indices()
-    connection = _LaunchedCluster(
-        runtime.dispatcher, credentials, [ps[index] for index in sorted(ps)], workers
+    addresses = [ps[index] for index in sorted(ps)]
+    connection = ClusterConnection(
+        runtime.dispatcher, credentials, addresses, lambda _: None, workers
     )
     until = time.monotonic() + timeout_s
     pause = threading.Event()

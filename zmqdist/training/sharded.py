@@ -49,6 +49,9 @@ class ShardedVariable(ArrayLike):
       name: name of the whole variable.
       shape: shape of the whole variable.
       dtype: dtype of the elements.
+      offsets: shard i holds the rows from offsets[i] up to, but not including, offsets[i + 1].
+        There is one more offset than shards.
+      trainable, aggregation, synchronization: those of the first shard.
     """
 
     @checked
@@ -93,9 +96,12 @@ class ShardedVariable(ArrayLike):
     def _set(self, variables: tuple[Any, ...], name: str) -> None:
         self._variables = variables
         self.name = name
-        self._offsets = tuple(accumulate((one.shape[0] for one in variables), initial=0))
-        self.shape = (self._offsets[-1], *variables[0].shape[1:])
-        self.dtype = variables[0].dtype
+        self.offsets = tuple(accumulate((one.shape[0] for one in variables), initial=0))
+        self.shape = (self.offsets[-1], *variables[0].shape[1:])
+        first = variables[0]
+        self.dtype, self.trainable = first.dtype, first.trainable
+        self.aggregation, self.synchronization = first.aggregation, first.synchronization
+        self.label = f"variable {name!r}"
         for one in variables:
             one._sharded_container = weakref.ref(self)
 
@@ -113,32 +119,11 @@ class ShardedVariable(ArrayLike):
         """The shards, in the order of their rows."""
         return list(self._variables)
 
-    @property
-    def offsets(self) -> tuple[int, ...]:
-        """Shard i holds the rows from offsets[i] up to, but not including, offsets[i + 1]. There is
-        one more offset than shards."""
-        return self._offsets
-
     def __iter__(self) -> Iterator[Any]:
         return iter(self._variables)
 
     def _nest_components(self) -> list[Any]:
         return self.variables
-
-    @property
-    def trainable(self) -> bool:
-        """Whether optimizers should train the variable."""
-        return bool(self._variables[0].trainable)
-
-    @property
-    def aggregation(self) -> Any:
-        """How the values of several replicas become one update."""
-        return self._variables[0].aggregation
-
-    @property
-    def synchronization(self) -> Any:
-        """The setting `synchronization` of the shards, which has no effect."""
-        return self._variables[0].synchronization
 
     @property
     def version(self) -> tuple[int, ...]:
@@ -157,21 +142,8 @@ class ShardedVariable(ArrayLike):
         array: NDArray[Any] = self.start_read().get_value()
         return array
 
-    def read_value(self) -> NDArray[Any]:
-        """Return the current value, as `numpy()` does.
-
-        >>> zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])]).read_value()
-        array([1, 2, 3])
-        """
-        return self.numpy()
-
-    def value(self) -> NDArray[Any]:
-        """Return the current value, as `numpy()` does.
-
-        >>> zd.ShardedVariable([zd.Variable([1]), zd.Variable([2, 3])]).value()
-        array([1, 2, 3])
-        """
-        return self.numpy()
+    read_value = numpy
+    value = numpy
 
     def start_read(self) -> Gathered:
         """Request the values of all shards. Return a future of the whole value.
@@ -188,7 +160,7 @@ class ShardedVariable(ArrayLike):
         >>> table.start_rows(np.array([2, 0])).get_value()
         array([3, 1])
         """
-        return start_rows(self._variables, self._offsets, rows)
+        return start_rows(self._variables, self.offsets, rows)
 
     def embedding_lookup(self, ids: Any, max_norm: float | None = None) -> NDArray[Any]:
         """Look up rows of this table, as `embedding.embedding_lookup` does.
@@ -309,7 +281,7 @@ class ShardedVariable(ArrayLike):
         if not isinstance(grad, IndexedSlices):
             return list(self._cut(self._fitting(grad)))
         rows, values = self._fitting_rows(grad)
-        split = {owner: (local, places) for owner, local, places in split_rows(self._offsets, rows)}
+        split = {owner: (local, places) for owner, local, places in split_rows(self.offsets, rows)}
         nothing = (np.empty(0, np.int64), np.empty(0, np.intp))
         parts = [split.get(index, nothing) for index in range(len(self._variables))]
         return [IndexedSlices(values[places], local) for local, places in parts]
@@ -373,7 +345,7 @@ class ShardedVariable(ArrayLike):
             rows, values = self._fitting_rows(delta)
             return Gathered(
                 self._variables[owner].start_scatter(kind, local, values[places])
-                for owner, local, places in split_rows(self._offsets, rows)
+                for owner, local, places in split_rows(self.offsets, rows)
             )
 
         return once_for_all(self, IndexedSlices(values, indices), start)
@@ -400,7 +372,7 @@ class ShardedVariable(ArrayLike):
         )
 
     def _cut(self, value: NDArray[Any]) -> Iterator[NDArray[Any]]:
-        return (value[low:high] for low, high in pairwise(self._offsets))
+        return (value[low:high] for low, high in pairwise(self.offsets))
 
 
 def _unpickled(variables: tuple[Any, ...], name: str) -> ShardedVariable:

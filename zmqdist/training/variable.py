@@ -93,6 +93,10 @@ class Variable(ArrayLike):
       name, shape, dtype: name, shape and dtype of the variable, which never change. `shape` is a
         tuple.
       trainable, aggregation, synchronization: the arguments of the same names, or their defaults.
+      label: the variable's name in error texts.
+      device: the device that holds the value, such as "/job:ps/replica:0/task:1/device:CPU:0".
+      task: the parameter server that holds the value, such as "ps:1"; None for a variable of this
+        process.
       storage: the place of the value. Only zmqdist itself uses this attribute.
     """
 
@@ -101,6 +105,8 @@ class Variable(ArrayLike):
     aggregation: VariableAggregation
     synchronization: VariableSynchronization
     storage: VariableStorage
+    device: str
+    task: str | None
 
     @checked
     def __new__(
@@ -125,22 +131,6 @@ class Variable(ArrayLike):
             synchronization=synchronization,
             per_worker_variable=per_worker_variable,
         )
-
-    @property
-    def label(self) -> str:
-        """The variable's name in error texts."""
-        return str(self.storage.ref)
-
-    @property
-    def device(self) -> str:
-        """The device that holds the value, such as "/job:ps/replica:0/task:1/device:CPU:0"."""
-        return self.storage.device
-
-    @property
-    def task(self) -> str | None:
-        """The parameter server that holds the value, such as "ps:1"; None for a variable of this
-        process."""
-        return self.storage.task
 
     def is_same(self, other: object) -> bool:
         """Return whether `other` is a handle of this variable. Unlike this method, `==` compares
@@ -437,6 +427,7 @@ def handle(
                 storage.ref.shape,
                 storage.ref.dtype,
             )
+            known.label, known.task, known.device = str(storage.ref), storage.task, storage.device
             known.trainable, known.aggregation, known.synchronization = (
                 trainable,
                 aggregation,

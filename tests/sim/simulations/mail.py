@@ -63,7 +63,7 @@ class SimSender:
         world.letters[letter.life, tag, letter.number] = letter
         number, low, after = self.out.numbers(tag)
         self.out.sent(tag, number, after)
-        key = str(Key("worker:0", self.host.life, "worker:1", tag))
+        key = Key("worker:0", self.host.life, "worker:1", tag)
         args = key, number, low, after, (letter.life, tag, letter.number)
         then = partial(self._ended, letter, number)
         slow_s = world.random.random() * SLOW_S if world.random.random() < 0.3 else 0.0
@@ -100,8 +100,8 @@ class SimReceiver:
         for tag in TAGS:
             self._receive(tag)
 
-    def _put(self, call: SimCall, key: str, number: int, low: int, after: int, value: Any) -> None:
-        ended, refusal = self.box.sent(Key.parse(key), value, 1, number, low, after)
+    def _put(self, call: SimCall, key: Key, number: int, low: int, after: int, value: Any) -> None:
+        ended, refusal = self.box.sent(key, value, 1, number, low, after)
         most = ITEMS_MAX + len(TAGS)  # each receiver may put one message back
         self.world.promise(self.box.items <= most, "mailbox P5: more letters than allowed")
         if refusal is None:

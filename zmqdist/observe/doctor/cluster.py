@@ -17,7 +17,7 @@ from zmqdist.observe.doctor.host import DESCRIPTORS_MIN
 from zmqdist.observe.doctor.network import client_of, examine_planned, examine_server
 from zmqdist.observe.status import plural
 from zmqdist.scheduling.worker.slots import OTHER_FDS, SLOT_FDS
-from zmqdist.tasks.reachability import REACH
+from zmqdist.tasks.control_methods import REACH
 from zmqdist.transport.credentials import Credentials
 
 T = TypeVar("T")

@@ -54,6 +54,10 @@ class CheckpointManager:
     True
     >>> manager.save(1).endswith("ckpt-1")
     True
+
+    Attributes:
+      checkpoint: the argument of this name.
+      directory: the absolute path of the directory.
     """
 
     def __init__(
@@ -87,8 +91,8 @@ class CheckpointManager:
         ):
             if value is not None and not number(value) > 0:
                 raise ValueError(f"{name} is {value!r}, wants a positive number or None")
-        self._checkpoint = checkpoint
-        self._directory = storage.absolute(directory)
+        self.checkpoint = checkpoint
+        self.directory = storage.absolute(directory)
         self._max_to_keep = max_to_keep
         self._every_s = every_s
         self._every_steps = every_steps
@@ -106,19 +110,9 @@ class CheckpointManager:
             self._thread.start()
 
     @property
-    def directory(self) -> str:
-        """The absolute path of the directory."""
-        return self._directory
-
-    @property
-    def checkpoint(self) -> Any:
-        """The `checkpoint` argument."""
-        return self._checkpoint
-
-    @property
     def checkpoints(self) -> list[str]:
         """Paths of the complete checkpoints, the oldest first."""
-        return [path for path, _ in checkpoints(self._directory)]
+        return [path for path, _ in checkpoints(self.directory)]
 
     @property
     def latest_checkpoint(self) -> str | None:
@@ -190,10 +184,10 @@ class CheckpointManager:
         with self._lock:
             path = self.latest_checkpoint
             if path is not None:
-                if isinstance(self._checkpoint, Checkpoint):
-                    self._checkpoint.restore(path)
+                if isinstance(self.checkpoint, Checkpoint):
+                    self.checkpoint.restore(path)
                 else:
-                    restore(path, self._checkpoint)
+                    restore(path, self.checkpoint)
                 # Forget the program's step until the next `maybe_save`, because the step belongs to
                 # values that this restore has replaced.
                 self._step, self._saved_step = None, number_of(path)
@@ -211,8 +205,8 @@ class CheckpointManager:
         1
         """
         self.close()
-        storage.make_folder(self._directory)
-        storage.write(storage.join(self._directory, FINISHED), b"")
+        storage.make_folder(self.directory)
+        storage.write(storage.join(self.directory, FINISHED), b"")
         # the next save must tidy the directory, which removes the FINISHED mark
         self._tidied = False
 
@@ -254,14 +248,14 @@ class CheckpointManager:
         with self._lock:
             # promise 3: a restore also holds this lock, so that no save runs during a restore
             self._tidy()
-            existing = checkpoints(self._directory)
+            existing = checkpoints(self.directory)
             number = (
                 1 + max([number_of(path) or 0 for path, _ in existing], default=0)
                 if step is None
                 else step
             )
             serial = 1 + max([manifest.serial for _, manifest in existing], default=0)
-            path = save_numbered(path_of(self._directory, number), self._checkpoint, number, serial)
+            path = save_numbered(path_of(self.directory, number), self.checkpoint, number, serial)
             if step is not None:
                 self._step = self._saved_step = step
             if self._max_to_keep is not None:
@@ -276,13 +270,13 @@ class CheckpointManager:
         if self._tidied:
             return
         try:
-            storage.make_folder(self._directory)
+            storage.make_folder(self.directory)
         except OSError as error:
-            raise storage.error_of(error, self._directory) from error
+            raise storage.error_of(error, self.directory) from error
         with contextlib.suppress(FileNotFoundError):
-            storage.remove(storage.join(self._directory, FINISHED))
-        for name in storage.list_names(self._directory, unfinished=True):
-            path = storage.join(self._directory, name)
+            storage.remove(storage.join(self.directory, FINISHED))
+        for name in storage.list_names(self.directory, unfinished=True):
+            path = storage.join(self.directory, name)
             cut_off = number_of(name) is not None and not storage.exists(
                 storage.join(path, MANIFEST)
             )
@@ -303,7 +297,7 @@ class CheckpointManager:
             except BaseException as error:
                 log.error(
                     "a periodic checkpoint in %s failed; the next one follows in %s s: %s",
-                    self._directory,
+                    self.directory,
                     self._every_s,
                     error,
                 )

@@ -27,8 +27,9 @@ import json
 import re
 import zlib
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,7 +41,8 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 """Number of this format. A reader refuses a manifest with a higher number."""
 
-Plain: TypeAlias = "bool | int | float | str | None"
+Shape: TypeAlias = tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+Plain: TypeAlias = bool | int | float | str | None
 """A value of a built-in type. It is stored in the manifest, not in a file of its own."""
 
 
@@ -65,57 +67,82 @@ class Part:
     once: bytes = b""
 
 
-@dataclass(frozen=True)
-class StoredPiece:
+class Slot(msgspec.Struct, frozen=True):
+    """Shape and dtype of the rows of a slot in one file."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+
+
+class StoredPiece(msgspec.Struct, frozen=True):
     """Some rows of an entry, and the file that holds them.
 
     Attributes:
-      start, stop: the first row, and the row after the last, counted in the whole variable. A
-        scalar is one row.
+      rows: the first row, and the row after the last, counted in the whole variable. A scalar is
+        one row.
       file, size, crc32: name of the file, and the number and checksum of its bytes.
       version: version of the variable when it was read.
-      source: the identity of the variable, as in parts.py.
-      slots: shape and dtype of each slot that the file has beside the value.
+      source: the identity of the variable, as in Part.
+      slots: the slots that the file has beside the value.
     """
 
-    start: int
-    stop: int
-    file: str
+    rows: tuple[int, int]
+    file: Annotated[str, msgspec.Meta(max_length=250)]
     size: int
     crc32: int
-    version: int = 0
+    version: int
+    slots: dict[str, Slot]
     source: tuple[int, int] = (0, 0)
-    slots: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"\w[\w.-]*\.npz", self.file, re.ASCII):
+            raise ValueError(f"no file of a checkpoint is called {self.file[:100]!r}")
+
+    @property
+    def start(self) -> int:
+        return self.rows[0]
+
+    @property
+    def stop(self) -> int:
+        return self.rows[1]
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """An array under one logical name: a variable, or an array of the program."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: np.dtype[Any]
     pieces: tuple[StoredPiece, ...]
-    variable: bool = True
+    kind: Literal["variable", "array"] = "variable"
+
+    def __post_init__(self) -> None:
+        reached = 0
+        for piece in self.pieces:
+            if piece.start != reached or piece.stop < piece.start:
+                raise ValueError(
+                    f"a piece has rows {piece.start} to {piece.stop}, but the previous "
+                    f"one ends at {reached}"
+                )
+            reached = piece.stop
+        if not self.pieces or reached != (self.shape[0] if self.shape else 1):
+            raise ValueError(
+                f"the pieces have {reached} rows, but the array has shape {self.shape}"
+            )
 
     def cut_by_rows(self, slot: str) -> bool:
         """Return whether a slot has a row for each row of the value, in every piece that has the
         slot."""
-        shapes = [(piece, piece.slots[slot][0]) for piece in self.pieces if slot in piece.slots]
         return bool(self.shape) and all(
-            shape[:1] == (piece.stop - piece.start,) for piece, shape in shapes
+            piece.slots[slot].shape[:1] == (piece.stop - piece.start,)
+            for piece in self.pieces
+            if slot in piece.slots
         )
-
-    @property
-    def slots(self) -> list[str]:
-        """Names of the slots of all pieces."""
-        return sorted({name for piece in self.pieces for name in piece.slots})
 
     def __str__(self) -> str:
         return f"shape {self.shape} and dtype {self.dtype}"
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(msgspec.Struct, frozen=True):
     """The contents of a checkpoint.
 
     Attributes:
@@ -128,9 +155,9 @@ class Manifest:
 
     entries: dict[str, Entry]
     values: dict[str, Plain]
-    step: int | None = None
-    serial: int = 0
-    saved_at: float = 0.0
+    step: int | None
+    serial: int
+    saved_at: float
 
     @property
     def names(self) -> list[str]:
@@ -145,13 +172,7 @@ class Manifest:
     def write(self, path: str) -> None:
         """Write the manifest to a folder. If the folder has a manifest already, replace it
         atomically."""
-        body = {
-            "step": self.step,
-            "serial": self.serial,
-            "saved_at": self.saved_at,
-            "entries": {name: _entry_to_json(entry) for name, entry in self.entries.items()},
-            "values": self.values,
-        }
+        body = msgspec.to_builtins(self, enc_hook=dtype_to_json)
         whole = {"format": FORMAT, "crc32": zlib.crc32(_canonical(body)), "checkpoint": body}
         storage.write(
             storage.join(path, MANIFEST), json.dumps(whole, indent=1, sort_keys=True).encode()
@@ -190,14 +211,15 @@ class Manifest:
             body = whole["checkpoint"]
             if whole["format"] != FORMAT or zlib.crc32(_canonical(body)) != whole["crc32"]:
                 raise ValueError("its contents do not match its checksum")
-            return cls(
-                {name: _read_entry(fields) for name, fields in body["entries"].items()},
-                {name: _read_plain(value) for name, value in body["values"].items()},
-                body["step"],
-                int(body["serial"]),
-                float(body["saved_at"]),
-            )
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            return msgspec.convert(body, cls, dec_hook=_read_dtype)
+        except (
+            msgspec.ValidationError,
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             raise DataLossError(f"{file} is damaged: {error}") from None
 
 
@@ -205,79 +227,11 @@ def _canonical(body: Any) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _entry_to_json(entry: Entry) -> dict[str, Any]:
-    return {
-        "kind": "variable" if entry.variable else "array",
-        "shape": list(entry.shape),
-        "dtype": dtype_to_json(entry.dtype),
-        "pieces": [
-            {
-                "rows": [piece.start, piece.stop],
-                "file": piece.file,
-                "size": piece.size,
-                "crc32": piece.crc32,
-                "version": piece.version,
-                "source": list(piece.source),
-                "slots": {
-                    name: {"shape": list(shape), "dtype": dtype_to_json(dtype)}
-                    for name, (shape, dtype) in piece.slots.items()
-                },
-            }
-            for piece in entry.pieces
-        ],
-    }
-
-
-def _read_entry(fields: dict[str, Any]) -> Entry:
-    shape = _read_shape(fields["shape"])
-    pieces = tuple(map(_read_piece, fields["pieces"]))
-    reached = 0
-    for piece in pieces:
-        if piece.start != reached or piece.stop < piece.start:
-            raise ValueError(
-                f"a piece has rows {piece.start} to {piece.stop}, but the previous one ends at "
-                f"{reached}"
-            )
-        reached = piece.stop
-    if not pieces or reached != (shape[0] if shape else 1):
-        raise ValueError(f"the pieces have {reached} rows, but the array has shape {shape}")
-    return Entry(shape, _read_dtype(fields["dtype"]), pieces, fields["kind"] == "variable")
-
-
-def _read_piece(fields: dict[str, Any]) -> StoredPiece:
-    start, stop = map(int, fields["rows"])
-    file = fields["file"]
-    if not re.fullmatch(r"\w[\w.-]*\.npz", file, re.ASCII):
-        # refuse a path, because it could lead out of the folder
-        raise ValueError(f"no file of a checkpoint is called {file[:100]!r}")
-    slots = {
-        str(name): (_read_shape(slot["shape"]), _read_dtype(slot["dtype"]))
-        for name, slot in fields["slots"].items()
-    }
-    # checkpoints of early versions have no "source"
-    session, number = map(int, fields.get("source", (0, 0)))
-    size, crc32, version = (int(fields[name]) for name in ("size", "crc32", "version"))
-    return StoredPiece(start, stop, file, size, crc32, version, (session, number), slots)
-
-
-def _read_shape(sizes: Any) -> tuple[int, ...]:
-    shape = tuple(map(int, sizes))
-    if any(size < 0 for size in shape):
-        raise ValueError(f"the shape {shape} has a negative size")
-    return shape
-
-
-def _read_dtype(description: Any) -> np.dtype[Any]:
+def _read_dtype(kind: Any, description: Any) -> np.dtype[Any]:
     try:
         return dtype_from_json(description)
     except BadArray as error:
         raise ValueError(str(error)) from None
-
-
-def _read_plain(value: Any) -> Plain:
-    if value is not None and not isinstance(value, bool | int | float | str):
-        raise ValueError(f"a checkpoint cannot hold the value {value!r:.100}")
-    return value
 
 
 def _checkpoints_in(path: str) -> list[str]:

@@ -138,7 +138,9 @@ class CheckpointReader:
             ):
                 value = _as_described(arrays["value"], shape, entry.dtype)
                 slots = {
-                    slot: _as_described(arrays[f"slot:{slot}"], *description)
+                    slot: _as_described(
+                        arrays[f"slot:{slot}"], description.shape, description.dtype
+                    )
                     for slot, description in piece.slots.items()
                 }
                 once = arrays["once"].tobytes() if "once" in arrays.files else b""

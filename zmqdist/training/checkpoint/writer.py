@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from zmqdist import clock as time
 from zmqdist.data import storage
 from zmqdist.limits import CHECKPOINT_SHARDS_AT_ONCE
-from zmqdist.training.checkpoint.manifest import Entry, Manifest, Part, Plain, StoredPiece
+from zmqdist.training.checkpoint.manifest import Entry, Manifest, Part, Plain, Slot, StoredPiece
 from zmqdist.wire.arrays import dtype_to_json
 
 _OWN = re.compile(r"\d{5,}-[A-Za-z0-9_.-]{0,80}-\d{5,}-of-\d{5,}\.[0-9a-f]{8}\.npz", re.ASCII)
@@ -133,7 +133,9 @@ def _write_all(
             threads.shutdown(wait=False, cancel_futures=True)
             raise
     return {
-        array.name: Entry(array.shape, array.dtype, found, array.variable)
+        array.name: Entry(
+            array.shape, array.dtype, found, "variable" if array.variable else "array"
+        )
         for array, found in zip(arrays, pieces, strict=True)
     }
 
@@ -162,10 +164,9 @@ def _write_shard(
             storage.sync(raw)
     except OSError as error:
         raise storage.error_of(error, path) from error
-    slots = {name: (slot.shape, slot.dtype) for name, slot in part.slots.items()}
-    return StoredPiece(
-        start, stop, file, counted.size, counted.crc32, part.version, part.source, slots
-    )
+    slots = {name: Slot(slot.shape, slot.dtype) for name, slot in part.slots.items()}
+    rows, size, crc32 = (start, stop), counted.size, counted.crc32
+    return StoredPiece(rows, file, size, crc32, part.version, slots, part.source)
 
 
 def _storable(array: NDArray[Any]) -> NDArray[Any]:
