@@ -67,7 +67,7 @@ class Part:
     once: bytes = b""
 
 
-class Slot(msgspec.Struct, frozen=True):
+class StoredSlot(msgspec.Struct, frozen=True):
     """Shape and dtype of the rows of a slot in one file."""
 
     shape: Shape
@@ -91,7 +91,7 @@ class StoredPiece(msgspec.Struct, frozen=True):
     size: int
     crc32: int
     version: int
-    slots: dict[str, Slot]
+    slots: dict[str, StoredSlot]
     source: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:

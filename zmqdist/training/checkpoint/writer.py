@@ -31,7 +31,14 @@ from numpy.typing import NDArray
 from zmqdist import clock as time
 from zmqdist.data import storage
 from zmqdist.limits import CHECKPOINT_SHARDS_AT_ONCE
-from zmqdist.training.checkpoint.manifest import Entry, Manifest, Part, Plain, Slot, StoredPiece
+from zmqdist.training.checkpoint.manifest import (
+    Entry,
+    Manifest,
+    Part,
+    Plain,
+    StoredPiece,
+    StoredSlot,
+)
 from zmqdist.wire.arrays import dtype_to_json
 
 _OWN = re.compile(r"\d{5,}-[A-Za-z0-9_.-]{0,80}-\d{5,}-of-\d{5,}\.[0-9a-f]{8}\.npz", re.ASCII)
@@ -164,7 +171,7 @@ def _write_shard(
             storage.sync(raw)
     except OSError as error:
         raise storage.error_of(error, path) from error
-    slots = {name: Slot(slot.shape, slot.dtype) for name, slot in part.slots.items()}
+    slots = {name: StoredSlot(slot.shape, slot.dtype) for name, slot in part.slots.items()}
     rows, size, crc32 = (start, stop), counted.size, counted.crc32
     return StoredPiece(rows, file, size, crc32, part.version, slots, part.source)
 
