@@ -350,7 +350,7 @@ class CollectiveMethods:
     @contextmanager
     def _operation(self, tasks: Tasks, timeout: float | None) -> Iterator[_Operation]:
         group = self.group(tasks)
-        with self._node.own_wait, group._lock:
+        with self._node.own_wait, group.lock:
             operation = _Operation(group, self._collectives)
             with operation.preparing():
                 limit_s = seconds(timeout)

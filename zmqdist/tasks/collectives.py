@@ -81,6 +81,7 @@ class Group:
       tasks: the names of the members by rank, such as "worker:0". The first member is the leader,
         which compares the members' parts.
       rank: rank of this task.
+      lock: a caller holds it during an operation. Only zmqdist itself uses this attribute.
     """
 
     def __init__(
@@ -98,8 +99,7 @@ class Group:
         self.tasks = [*map(task_name, members)]
         self.rank = self._members.index(me)
         self._collectives = collectives
-        # A caller holds this lock during an operation.
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         # The number of the next operation's round; 0 for the first operation. None means the
         # current round, whose number this member does not know.
         self._counter: int | None = 0
@@ -121,7 +121,7 @@ class Group:
         A member that cannot take part calls this in place of the operation, so that the other
         members do not wait for it. This does not block.
         """
-        with self._collectives.own_wait, self._lock:
+        with self._collectives.own_wait, self.lock:
             error = CancelledError(f"{self.tasks[self.rank]}: {message}")
             self._collectives.refuse(self, "cancel", error)
 

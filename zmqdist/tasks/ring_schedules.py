@@ -38,6 +38,15 @@ def _room(like: Array) -> Array:
     return np.empty_like(like) if block is None else block.array().view(like.dtype)
 
 
+def _into(parts: Sequence[Array], cut: slice) -> core.Keep:
+    """Return a function that writes each piece that it gets into the part of the piece's rank."""
+
+    def keep(source: int, arrived: Array) -> None:
+        parts[source][cut] = arrived
+
+    return keep
+
+
 def all_reduce(rank: int, size: int, flat: Array, out: Array, op: str) -> Iterator[Schedule]:
     """Reduce the arrays `flat` of all members into `out`."""
     own, result = ([whole[part] for part in core.shares(len(flat), size)] for whole in (flat, out))
@@ -50,10 +59,9 @@ def all_reduce(rank: int, size: int, flat: Array, out: Array, op: str) -> Iterat
                 result[rank][cut] = core.finished(piece, op, size)
             return piece
 
-        def keep(source: int, arrived: Array, cut: slice = cut) -> None:
-            result[source][cut] = arrived
-
-        yield core.all_reduce_ring(rank, size, [chunk[cut] for chunk in own], fold, keep)
+        yield core.all_reduce_ring(
+            rank, size, [chunk[cut] for chunk in own], fold, _into(result, cut)
+        )
 
 
 def reduce_scatter(
@@ -73,22 +81,14 @@ def reduce_scatter(
 def all_gather(rank: int, size: int, parts: Sequence[Array]) -> Iterator[Schedule]:
     """Copy each member's own part to all members: the part of rank i becomes part i everywhere."""
     for cut in _cuts(parts):
-
-        def keep(source: int, arrived: Array, cut: slice = cut) -> None:
-            parts[source][cut] = arrived
-
-        yield core.gather_ring(rank, size, parts[rank][cut], keep)
+        yield core.gather_ring(rank, size, parts[rank][cut], _into(parts, cut))
 
 
 def gather(rank: int, size: int, root: int, parts: Sequence[Array]) -> Iterator[Schedule]:
     """Copy each member's own part to the root: the part of rank i becomes part i there. The other
     members need only their own part."""
     for cut in _cuts(parts):
-
-        def keep(source: int, arrived: Array, cut: slice = cut) -> None:
-            parts[source][cut] = arrived
-
-        yield core.gather_star(rank, size, root, parts[rank][cut], keep)
+        yield core.gather_star(rank, size, root, parts[rank][cut], _into(parts, cut))
 
 
 def broadcast(rank: int, size: int, root: int, flat: Array) -> Iterator[Schedule]:
@@ -109,8 +109,4 @@ def all_to_all(
     """
     np.copyto(out[rank], parts[rank])
     for cut in _cuts(parts):
-
-        def keep(source: int, arrived: Array, cut: slice = cut) -> None:
-            out[source][cut] = arrived
-
-        yield core.exchange(rank, size, [part[cut] for part in parts], keep)
+        yield core.exchange(rank, size, [part[cut] for part in parts], _into(out, cut))

@@ -26,7 +26,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -119,8 +119,7 @@ class Sessions:
         """The reason for the end of each session that a reset has ended before the session used
         this task. The dict has the last SESSIONS_MAX of them.
         """
-        self._functions: OrderedDict[bytes, Callable[..., Any]] = OrderedDict()
-        self._functions_lock = threading.Lock()
+        self._load_constant = lru_cache(FUNCTIONS_KEPT_MAX)(trusted.unpack)
         self._pool = HandlerPool(f"zmqdist-session-{self._name}", SESSION_THREADS_MAX)
         self._stopping = False
         self._over = False
@@ -158,7 +157,12 @@ class Sessions:
     def figures(self) -> tuple[int, int, int, int]:
         """Return four counts: sessions, sessions that a reset ended before they used this task,
         cached functions, and running calls."""
-        return len(self._sessions), len(self._ended), len(self._functions), self._pool.unfinished
+        return (
+            len(self._sessions),
+            len(self._ended),
+            self._load_constant.cache_info().currsize,
+            self._pool.unfinished,
+        )
 
     # -- sessions, in the loop ---------------------------------------------------------------------
 
@@ -392,17 +396,8 @@ class Sessions:
         pickled = function[0]
         if not is_constant or len(pickled) > INLINE_BYTES_MAX:
             return unpacked(function)  # type: ignore[no-any-return]
-        with self._functions_lock:
-            known = self._functions.get(pickled)
-            if known is not None:
-                self._functions.move_to_end(pickled)
-                return known
-        fn = trusted.unpack(pickled)
-        with self._functions_lock:
-            self._functions[pickled] = fn
-            if len(self._functions) > FUNCTIONS_KEPT_MAX:
-                self._functions.popitem(last=False)
-        return fn  # type: ignore[no-any-return]
+        fn: Callable[..., Any] = self._load_constant(pickled)
+        return fn
 
 
 def sendable(packed: trusted.Packed) -> list[Any]:

@@ -82,8 +82,9 @@ class _Distributed:
         self._replicas = replicas
         self._on_worker = task_context.scheduled()
 
-    def __reduce__(self) -> Any:
-        return _rebuilt, (type(self), self._source, self._replicas)
+    def __getstate__(self) -> dict[str, Any]:
+        # pickling takes the object to a worker
+        return {**vars(self), "_on_worker": True}
 
     def _dataset(self) -> Any:
         raise NotImplementedError
@@ -152,12 +153,6 @@ class DistributedDatasetsFromFunction(_Distributed):
 def _no_rows(leaf: Any) -> np.ndarray[Any, Any]:
     array = np.asarray(leaf)
     return array[:0] if array.ndim else np.zeros_like(array)
-
-
-def _rebuilt(cls: type[_Distributed], source: Any, replicas: int) -> _Distributed:
-    rebuilt = cls(source, replicas)
-    rebuilt._on_worker = True
-    return rebuilt
 
 
 def per_replica(fn: Callable[[Any], Any], replicas: int) -> Any:

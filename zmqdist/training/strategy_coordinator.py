@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from zmqdist import task_context
 from zmqdist.errors import InvalidArgumentError, PSUnavailableError
@@ -36,9 +36,6 @@ from zmqdist.scheduling.coordinator.options import worker_name
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue
 from zmqdist.scheduling.coordinator.submitter import FunctionSnapshot
 from zmqdist.training import context, read_cache
-
-if TYPE_CHECKING:
-    from zmqdist.training.strategy import ParameterServerStrategy
 
 
 class CoordinatorSlot:
@@ -53,7 +50,7 @@ class CoordinatorSlot:
         self.lock = threading.RLock()
         self.coordinator: StrategyCoordinator | None = None
 
-    def allocate(self, strategy: ParameterServerStrategy) -> StrategyCoordinator:
+    def allocate(self, strategy: Any) -> StrategyCoordinator:
         """Return the object for `ClusterCoordinator(strategy)`. This is the existing coordinator,
         or a new coordinator if there was none before or it was closed.
 
@@ -74,7 +71,7 @@ class StrategyCoordinator(ClusterCoordinator):
     _initialized = False
     _options: Mapping[str, Any] = {}
 
-    def __init__(self, strategy: ParameterServerStrategy, **options: Any) -> None:
+    def __init__(self, strategy: Any, **options: Any) -> None:
         with strategy.coordinator_slot.lock:
             if self._initialized:
                 # `ClusterCoordinator(strategy)` was called again, and returns the same coordinator
@@ -99,10 +96,9 @@ class StrategyCoordinator(ClusterCoordinator):
             self._initialized = True
 
     @property
-    def strategy(self) -> ParameterServerStrategy:
+    def strategy(self) -> Any:
         """The strategy of this coordinator."""
-        strategy: ParameterServerStrategy = self._scheduled_on
-        return strategy
+        return self._scheduled_on
 
     def schedule(
         self,
@@ -193,7 +189,7 @@ class StrategyCoordinator(ClusterCoordinator):
             text says how), or this coordinator was closed.
         """
         self._runtime.check_open()
-        return self.strategy.cluster.add_worker(address, index)
+        return int(self.strategy.cluster.add_worker(address, index))
 
     def remove_worker(
         self, worker: int | str, grace_s: float = GRACE_S, *, force: bool = False

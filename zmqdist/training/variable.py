@@ -17,37 +17,50 @@ Rules
     waits for the same assignment in the other replicas. The assignment is then made once, with the
     aggregate of the replicas' values.
 
+How a variable is made
+    `Variable(...)` calls the innermost creator, and each creator calls the next creator outwards. A
+    strategy's scope adds a creator, which chooses the device and cuts a variable into shards.
+    Creators outside the scope therefore see the strategy's choices, and may change these choices.
+    On a worker, only functions that build per-worker resources can make variables, which stay in
+    the process that makes them. A scheduled function cannot make variables, because it would make
+    another variable in each run.
+
 Not here: operators and indexing (arithmetic.py), the two kinds of storage (variable_storage.py),
-creation (creators.py).
+where the strategy places variables (strategy.py, shard_placement.py).
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
+from functools import partial
 from operator import index
 from typing import Any, Final
 
+import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from zmqdist import task_context
+from zmqdist.cluster.devices import Device, device_of
 from zmqdist.field_types import checked, converted, safe_repr
 from zmqdist.futures import Future, ReadyValue, Then
 from zmqdist.specs import IndexedSlices
 from zmqdist.training import read_cache
-from zmqdist.training.aggregation import VariableAggregation, VariableSynchronization
+from zmqdist.training.aggregation import VariableAggregation, VariableSynchronization, member
 from zmqdist.training.arithmetic import ArrayLike
 from zmqdist.training.context import get_strategy, thread_state
-from zmqdist.training.creators import create, make
 from zmqdist.training.indexing import Rows
+from zmqdist.training.partition import Initial
 from zmqdist.training.replicas import once_for_all
-from zmqdist.training.variable_storage import VariableStorage
+from zmqdist.training.variable_storage import LocalStorage, VariableStorage
 from zmqdist.variables import client
 
 Array = NDArray[Any]
 
 _DENSE: Final = {"assign": client.assign, "add": client.add, "sub": client.sub}
 
+CHIEF = device_of("chief", 0)
 _lock = threading.Lock()
 _handles: weakref.WeakValueDictionary[Any, Variable] = weakref.WeakValueDictionary()
 """The handles of this process, by the key of their storage."""
@@ -120,8 +133,7 @@ class Variable(ArrayLike):
         synchronization: Any = None,
         per_worker_variable: bool = False,
     ) -> Any:
-        return create(
-            handle,
+        return _create(
             initial_value=initial_value,
             trainable=trainable,
             name=name,
@@ -380,8 +392,7 @@ class Variable(ArrayLike):
                     f"variable {self.name!r} can only be copied inside the scope of the strategy "
                     f"that it was made in"
                 )
-        copy: Variable = make(
-            handle,
+        copy: Variable = _make(
             initial_value=self.numpy(),
             trainable=self.trainable,
             name=self.name,
@@ -435,3 +446,76 @@ def handle(
             )
             _handles[storage.key] = known
         return known
+
+
+def _create(**kwargs: Any) -> Any:
+    """Make a variable through the chain of creators. The constructor of `Variable` calls this, and
+    documents the arguments."""
+    being_built = task_context.resource_kind()
+    if being_built == "dataset":
+        raise ValueError(
+            "a dataset function cannot make a Variable: make it under strategy.scope() in the "
+            "program"
+        )
+    if being_built is not None:
+        device = device_of("worker", task_context.get_current_worker_index())
+        return _make(**{**kwargs, "device": device})
+    if task_context.scheduled():
+        raise RuntimeError(
+            "a Variable cannot be made in a scheduled function, which may run again and on any "
+            "worker: make it under strategy.scope() in "
+            "the program and let the function use it, or make it in a per-worker resource"
+        )
+    next_creator: Callable[..., Any] = _make
+    for creator in thread_state.creators:
+        next_creator = partial(creator, next_creator)
+    return next_creator(**kwargs)
+
+
+def _make(
+    *,
+    initial_value: Any = None,
+    trainable: bool | None = None,
+    name: str | None = None,
+    dtype: Any = None,
+    shape: Any = None,
+    aggregation: Any = None,
+    synchronization: Any = None,
+    per_worker_variable: bool = False,
+    device: str | None = None,
+) -> Any:
+    """Make a variable on `device`, by default in this process. This is the function at the end of
+    the chain of creators."""
+    if per_worker_variable:
+        raise ValueError(
+            "per_worker_variable=True needs a strategy: make it inside strategy.scope()"
+        )
+    name = name or "Variable"
+    how = (
+        member(VariableAggregation, "aggregation", aggregation),
+        member(VariableSynchronization, "synchronization", synchronization),
+    )
+    initial = Initial.of(name, initial_value, shape, dtype)
+    if trainable is None:
+        trainable = initial.dtype.kind in "fc"
+    described = (bool(trainable), *how)
+    target = None if device is None else Device.parse(device).canonical()
+    if target is None or target.job != "ps":
+        value = initial.value()
+        array = np.array(value() if callable(value) else value, order="C")
+        storage = LocalStorage(name, array, CHIEF if target is None else str(target))
+        return handle(storage, *described)
+    strategy = get_strategy()
+    if strategy is None:
+        raise ValueError(
+            f"variable {name!r} is to be placed on {device}, but there is no strategy: make it "
+            f"inside strategy.scope()"
+        )
+    ps, servers = target.task or 0, len(strategy.cluster.ps)
+    if ps >= servers:
+        raise ValueError(
+            f"variable {name!r} is to be placed on ps:{ps}, but the cluster has {servers} ps"
+        )
+    storage = strategy.ps_session.create_variable(name, initial, ps)
+    strategy.shard_placement.placed(name, initial.shape, initial.dtype, ps)
+    return handle(storage, *described)

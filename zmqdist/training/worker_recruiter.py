@@ -17,8 +17,9 @@ import os
 import secrets
 import threading
 from collections import deque
+from collections.abc import Callable
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from zmqdist import clock as time
 from zmqdist import errors
@@ -93,15 +94,11 @@ class WorkerRecruiter:
     def want(self, index: int, address: str) -> None:
         """Invite the task at `address` as worker:`index`, in place of any task that was wanted for
         this index before."""
-        with self._changed:
-            self._effects += self._machine.want(index, address, time.monotonic())
-        self._wake.set()
+        self._apply(self._machine.want, index, address, time.monotonic())
 
     def drop(self, index: int) -> None:
         """Stop inviting worker:`index`."""
-        with self._changed:
-            self._effects += self._machine.drop(index)
-        self._wake.set()
+        self._apply(self._machine.drop, index)
 
     @property
     def wanted(self) -> dict[int, str]:
@@ -145,8 +142,12 @@ class WorkerRecruiter:
         """Tell the machine which workers are registered with the dispatcher. The dispatcher's loop
         thread calls this."""
         indices = frozenset(index for job, index in present if job == "worker")
+        self._apply(self._machine.members_changed, indices, time.monotonic())
+
+    def _apply(self, event: Callable[..., list[RecruitmentEffect]], *args: Any) -> None:
+        """Pass an event to the machine, and have the thread carry out its effects."""
         with self._changed:
-            self._effects += self._machine.members_changed(indices, time.monotonic())
+            self._effects += event(*args)
             self._changed.notify_all()
         self._wake.set()
 
@@ -232,6 +233,4 @@ class WorkerRecruiter:
         call.add_done_callback(lambda _: self._wake.set())
 
     def _ended(self, number: int, code: int, message: str) -> None:
-        with self._changed:
-            self._effects += self._machine.invitation_ended(number, code, message, time.monotonic())
-            self._changed.notify_all()
+        self._apply(self._machine.invitation_ended, number, code, message, time.monotonic())

@@ -23,6 +23,7 @@ by the digest of the pickle.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
@@ -66,35 +67,23 @@ class PackedFunction:
     blob: bytes = field(repr=False)
 
 
-class UpdateFunctions:
-    """A cache of pickled functions. A function is pickled at its first use, so its pickle has the
-    values that the function captured then. The cache drops a pickle when its function is
-    garbage-collected.
+_packed: Final[weakref.WeakKeyDictionary[Any, PackedFunction]] = weakref.WeakKeyDictionary()
+
+
+def packed_function(fn: Callable[..., Any]) -> PackedFunction:
+    """Return the pickle of a function with its digest. A function is pickled at its first use, so
+    its pickle has the values that the function captured then. Raises InvalidArgumentError if `fn`
+    cannot be pickled.
     """
-
-    def __init__(self) -> None:
-        self._packed: weakref.WeakKeyDictionary[Any, PackedFunction] = weakref.WeakKeyDictionary()
-
-    def __len__(self) -> int:
-        return len(self._packed)
-
-    def packed(self, fn: Any) -> PackedFunction:
-        """Return the pickle of a function with its digest. Raises InvalidArgumentError if `fn` is
-        not callable or cannot be pickled."""
-        if not callable(fn):
-            raise InvalidArgumentError(f"an update is an optimizer or a function, not {fn!r}")
-        try:
-            known = self._packed.get(fn)
-        except TypeError:  # `fn` cannot be hashed or weakly referenced, so it cannot be cached
-            return _packed(fn)
-        if known is None:
-            known = self._packed[fn] = _packed(fn)
-        return known
-
-
-def _packed(fn: Any) -> PackedFunction:
+    # a function that cannot be hashed or weakly referenced is pickled each time
+    with contextlib.suppress(TypeError):
+        if (known := _packed.get(fn)) is not None:
+            return known
     blob = trusted.pack_function(fn)
-    return PackedFunction(hashlib.blake2b(blob, digest_size=16).digest(), blob)
+    packed = PackedFunction(hashlib.blake2b(blob, digest_size=16).digest(), blob)
+    with contextlib.suppress(TypeError):
+        _packed[fn] = packed
+    return packed
 
 
 class UpdateIds:
@@ -261,7 +250,7 @@ def apply(ref: Ref, rule: Optimizer | Callable[..., Any], gradient: Any) -> Chan
     )
     if isinstance(rule, Optimizer):
         return ("apply", *rule.to_wire(), gradient_on_wire)
-    return ("call", _functions.packed(rule), gradient_on_wire)
+    return ("call", packed_function(rule), gradient_on_wire)
 
 
 def restore(ref: Ref, value: Any, slots: dict[str, Any]) -> Change:
@@ -286,9 +275,6 @@ def rows_wanted(ref: Ref, rows: Any) -> Any:
     """Return row numbers in the form in which the client sends them. A range is sent as its bounds,
     to save bytes. Raises as `rows_of` does."""
     return (rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows_of(ref, rows)
-
-
-_functions: Final = UpdateFunctions()
 
 
 # -- requests in flight ----------------------------------------------------------------------------

@@ -257,8 +257,8 @@ def _at_each(ufunc: Any, target: Array, indices: Array, rows: Array) -> None:
 
 
 Gradient: TypeAlias = "Array | tuple[Array, Array]"
-Commit: TypeAlias = Callable[[], bool]
-"""A function that makes a prepared change, and returns whether the value has changed."""
+Commit: TypeAlias = Callable[[], object] | None
+"""The function that makes a prepared change; None if the change changes nothing."""
 
 STEP: Final = "step"
 """The name under which an optimizer's number of steps is saved beside its slots."""
@@ -373,18 +373,18 @@ class HostedVariable:
 
     def commit(self, commit: Commit) -> bool:
         """Make a prepared change, and count it. Return whether the value has changed."""
-        changed = commit()
-        if changed:
-            self.version += 1
-            self.updates += 1
-        return changed
+        if commit is None:
+            return False
+        commit()
+        self.version += 1
+        self.updates += 1
+        return True
 
     def _assign(self, value: Any) -> Commit:
         array = self._value(value)
 
-        def commit() -> bool:
+        def commit() -> None:
             self.storage.assign(array)
-            return True
 
         return commit
 
@@ -398,10 +398,9 @@ class HostedVariable:
         self._check_numbers()
         array = self._value(value)
 
-        def commit() -> bool:
+        def commit() -> None:
             ufunc(self.storage.value, array, out=self.storage.value)
             self.storage.changed()
-            return True
 
         return commit
 
@@ -414,9 +413,8 @@ class HostedVariable:
         if op == "div" and self.storage.dtype.kind in "iu" and not checked[1].all():
             raise self.wrong("whole numbers cannot be divided by 0")
 
-        def commit() -> bool:
+        def commit() -> None:
             self.storage.scatter(op, *checked)
-            return True
 
         return commit
 
@@ -426,7 +424,7 @@ class HostedVariable:
         fits = version in (-1, self.version) and (
             wanted is None or np.array_equal(wanted, self.storage.value)
         )
-        return self._assign(array) if fits else _nothing
+        return self._assign(array) if fits else None
 
     def _apply(self, name: Any, fields: Any, gradient: Any) -> Commit:
         optimizer = Optimizer.from_wire(name, fields)
@@ -440,7 +438,7 @@ class HostedVariable:
         if slots is None:
             slots = optimizer.slots(self.storage.value)
 
-        def commit() -> bool:
+        def commit() -> None:
             self.slots[name] = slots
             step = self.step_counts[name] = self.step_counts.get(name, 0) + 1
             self.storage.changed()
@@ -449,7 +447,6 @@ class HostedVariable:
                 optimizer.update_rows(self.storage.value, indices, rows, slots, step)
             else:
                 optimizer.update(self.storage.value, checked, slots, step)
-            return True
 
         return commit
 
@@ -477,11 +474,10 @@ class HostedVariable:
                 f"or text"
             )
 
-        def commit() -> bool:
+        def commit() -> None:
             self.storage.value = new_value
             self.storage.changed()
             self.slots[name], self.step_counts[name] = new_slots, step
-            return True
 
         return commit
 
@@ -500,10 +496,9 @@ class HostedVariable:
         array = self._value(value)
         slots, step_counts = _read_saved(saved)
 
-        def commit() -> bool:
+        def commit() -> None:
             self.storage.assign(array)
             self.slots, self.step_counts = slots, step_counts
-            return True
 
         return commit
 
@@ -593,10 +588,6 @@ def _read_saved(saved: Any) -> tuple[dict[str, dict[str, Array]], dict[str, int]
         else:
             slots.setdefault(kind, {})[name] = np.array(slot, order="C")
     return slots, step_counts
-
-
-def _nothing() -> bool:
-    return False
 
 
 _PREPARE: Final[dict[str, Callable[..., Commit]]] = {

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from operator import setitem
 from typing import Any
 
 import numpy as np
@@ -94,7 +96,7 @@ def containers(structure: Any, name: str = "") -> Iterator[tuple[str, Container]
 def _walk(value: Any, name: str, put: Callable[[Any], None] | None) -> Iterator[Leaf]:
     if isinstance(value, Container):
         for key, child in list(value._parts().items()):
-            yield from _walk(child, _join(name, key), _setter(setattr, value, key))
+            yield from _walk(child, _join(name, key), partial(setattr, value, key))
     elif isinstance(value, dict):
         for key, child in list(value.items()):
             # iterate over a copy, because another thread may add to the dict
@@ -103,10 +105,10 @@ def _walk(value: Any, name: str, put: Callable[[Any], None] | None) -> Iterator[
                     f"{name or '(top)'}: a dict to be saved has keys that are strings or whole "
                     f"numbers, not {key!r}"
                 )
-            yield from _walk(child, _join(name, key), _setter(_set_item, value, key))
+            yield from _walk(child, _join(name, key), partial(setitem, value, key))
     elif isinstance(value, list | tuple):
         for index, child in enumerate(value):
-            replace = _setter(_set_item, value, index) if isinstance(value, list) else None
+            replace = partial(setitem, value, index) if isinstance(value, list) else None
             yield from _walk(child, _join(name, child.name if is_handle(child) else index), replace)
     elif is_handle(value):
         yield Leaf(name or value.name, value, put)
@@ -135,19 +137,6 @@ def _walk(value: Any, name: str, put: Callable[[Any], None] | None) -> Iterator[
 
 def _join(name: str, key: Any) -> str:
     return f"{name}/{key}" if name else str(key)
-
-
-def _setter(
-    set_it: Callable[[Any, Any, Any], None], container: Any, key: Any
-) -> Callable[[Any], None]:
-    return lambda new: set_it(container, key, new)
-
-
-def _set_item(container: Any, key: Any, value: Any) -> None:
-    container[key] = value
-
-
-# -- shards ----------------------------------------------------------------------------------------
 
 
 def is_handle(value: Any) -> bool:
