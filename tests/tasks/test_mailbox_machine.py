@@ -120,7 +120,7 @@ def test_random_send_recv() -> None:
     assert [waits[number].letter for number in range(100)] == [
         f"value of {number}" for number in range(100)
     ]
-    assert (box.items, box.waiting, box.places) == (0, 0, 0)
+    assert (box.items, box.waiting, box.channels) == (0, 0, 0)
 
 
 def test_multi_sends() -> None:

@@ -224,25 +224,25 @@ class Agreements:
     # -- within ------------------------------------------------------------------------------------
 
     def _check(self, group: str, members: Sequence[Task]) -> None:
-        known = self._members.setdefault(group, tuple(members))
-        if known != tuple(members):
-            text = f"group {group} has the members {', '.join(map(task_name, known))}"
+        recorded_members = self._members.setdefault(group, tuple(members))
+        if recorded_members != tuple(members):
+            text = f"group {group} has the members {', '.join(map(task_name, recorded_members))}"
             raise InvalidArgumentError(f"{text}, not {', '.join(map(task_name, members))}")
 
     def _verdicts(self, effects: list[Effect]) -> list[Verdict]:
         """Return the verdicts for these effects of the barriers. Members of a round that get the
         same outcome share one verdict."""
-        ended: dict[tuple[str, int, str, int | None], list[Announcement]] = {}
+        outcomes: dict[tuple[str, int, str, int | None], list[Announcement]] = {}
         for effect in effects:
             announcement = effect.ticket
             assert isinstance(announcement, Announcement)
             outcome = (
                 (effect.code, effect.message, None) if isinstance(effect, Fail) else effect.value
             )
-            ended.setdefault((announcement.group, *outcome), []).append(announcement)
+            outcomes.setdefault((announcement.group, *outcome), []).append(announcement)
         return [
             self._verdict(group, code, message, counter, members)
-            for (group, code, message, counter), members in ended.items()
+            for (group, code, message, counter), members in outcomes.items()
         ]
 
     def _verdict(

@@ -148,24 +148,24 @@ class CollectiveMethods:
                     )
             results: list[Any] = [None] * len(leaves)
             for pack in core.packs(dense, bytes_per_pack or COLLECTIVE_INLINE_BYTES_MAX):
-                arrays = [array for place in pack if (array := dense[place]) is not None]
+                arrays = [array for position in pack if (array := dense[position]) is not None]
                 total = operation.reduce(
                     signature,
                     arrays[0] if len(arrays) == 1 else np.concatenate([*map(np.ravel, arrays)]),
                     op,
                 )
                 start = 0
-                for place, array in zip(pack, arrays, strict=True):
+                for position, array in zip(pack, arrays, strict=True):
                     part = (
                         total
                         if len(arrays) == 1
                         else total[start : start + array.size].reshape(array.shape)
                     )
-                    results[place] = part if len(arrays) == 1 else part.copy()
+                    results[position] = part if len(arrays) == 1 else part.copy()
                     start += array.size
-            for place, values in enumerate(rows):
+            for position, values in enumerate(rows):
                 if values is not None:
-                    results[place] = operation.rows(signature, values, leaves[place], op)
+                    results[position] = operation.rows(signature, values, leaves[position], op)
             return nest.pack_sequence_as(x, results) if nest.is_nested(x) else results[0]
 
     def reduce_scatter(
@@ -328,8 +328,8 @@ class CollectiveMethods:
             with operation.preparing():
                 operation.check_root(root)
                 blob = _pickled(value) if operation.rank == root else None
-            got = operation.broadcast(blob, root)
-            return value if operation.rank == root else _unpickled(got)
+            received = operation.broadcast(blob, root)
+            return value if operation.rank == root else _unpickled(received)
 
     def all_gather_object(
         self, value: Any, group: Tasks = None, timeout: float | None = None
@@ -448,12 +448,12 @@ class _Operation:
 
         def exchange(details: Any) -> tuple[Iterator[core.Schedule], Any]:
             shapes = [(*array.shape[:axis], rows, *array.shape[axis + 1 :]) for rows in details]
-            wanted = kind == "all_gather" or self.rank == root
+            receives = kind == "all_gather" or self.rank == root
             # A member that receives no arrays needs their lengths, because all members must cut the
             # parts in the same way.
             parts = [
                 np.empty(shape, array.dtype)
-                if wanted
+                if receives
                 else np.broadcast_to(np.empty((), array.dtype), (prod(shape),))
                 for shape in shapes
             ]
@@ -463,7 +463,7 @@ class _Operation:
                 return ring_schedules.all_gather(self.rank, self.size, flats), parts
             return ring_schedules.gather(
                 self.rank, self.size, root, flats
-            ), parts if wanted else None
+            ), parts if receives else None
 
         parts: list[Array] | None = self.do(
             signature, (kind, "", root, array.shape[axis], self.inline(array)), exchange
@@ -490,10 +490,10 @@ class _Operation:
             ), filled
 
         inline = (value,) if mine and small else None
-        got = self.do(
+        received = self.do(
             f"broadcast from rank {root}", ("broadcast", "", root, specs, inline), exchange
         )
-        return value if mine else got
+        return value if mine else received
 
 
 def _array(leaf: Any) -> Array:
@@ -501,11 +501,11 @@ def _array(leaf: Any) -> Array:
     the leaf is no array of plain values."""
     array = np.asarray(plain_array(leaf, "a collective"), order="C")
     if array.dtype.hasobject:
-        given = (
+        kind = (
             f"one of dtype {array.dtype}" if isinstance(leaf, np.ndarray) else type(leaf).__name__
         )
         raise TypeError(
-            f"x is no array of numbers, but {given}; send objects by broadcast_object and "
+            f"x is no array of numbers, but {kind}; send objects by broadcast_object and "
             f"all_gather_object"
         )
     return array
@@ -529,7 +529,7 @@ def _described(array: Array, axis: int | None = None) -> str:
     """Return dtype and shape of an array as a text for the signature. The text has `*` for the size
     along `axis`, in which members may differ.
     """
-    sizes = ["*" if place == axis else str(size) for place, size in enumerate(array.shape)]
+    sizes = ["*" if number == axis else str(size) for number, size in enumerate(array.shape)]
     return f"{array.dtype} ({', '.join(sizes)})"
 
 

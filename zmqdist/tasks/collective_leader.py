@@ -70,7 +70,7 @@ class Leader:
         self._node = node
         self._watches = watches
         self._lock = threading.Lock()
-        self._stopped = False
+        self._closed = False
         self._agreements = Agreements()
         self._exchanges = count(1)
         self._timer_at = inf
@@ -123,7 +123,7 @@ class Leader:
             rank, counter, signature, monotonic() + timeout_s, load, failure, token
         )
         with self._lock:
-            if self._stopped:
+            if self._closed:
                 raise self._stop_error(token)
             verdicts = self._agreements.announced(group, members, announcement)
             for task in members:
@@ -181,10 +181,10 @@ class Leader:
         if self._timer_at < inf:
             self._node.loop.set_timer("collective", self._timer_at, self._tick)
 
-    def stopped(self) -> None:
+    def stop(self) -> None:
         """Fail the waiting announcements and refuse new ones, because this task's server stops."""
         with self._lock:
-            self._stopped = True
+            self._closed = True
             verdicts = self._agreements.stopped(self._node.stopped.message)
         for announcement in (
             announcement for verdict in verdicts for announcement in verdict.members

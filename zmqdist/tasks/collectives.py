@@ -175,8 +175,8 @@ class Collectives:
         node.service.register("collective.piece", self._arrived, inline=True, roles=TASKS)
         node.service.register("collective.fail", self._failed, inline=True, roles=TASKS)
         node.service.register("collective.stop", self._aborted, inline=True, roles=TASKS)
-        node.on_stop.append(self._stopped)
-        watches.listen(lambda task, incarnation: None, self._task_gone)
+        node.on_stop.append(self._stop)
+        watches.listen(lambda task, incarnation: None, self._task_lost)
 
     @property
     def unanswered(self) -> int:
@@ -218,11 +218,11 @@ class Collectives:
         """
         _, reply = self._announce(group, signature, contribution, timeout_s, None)
         try:
-            ended, kind, value, *more = (
+            counter, kind, value, *more = (
                 reply.get_value() if isinstance(reply, _LocalReply) else self._outcome(reply)
             )
             if kind != GO:
-                group._counter = ended + 1
+                group._counter = counter + 1
             if kind == RESULT:
                 return kind, value
             if kind == FAILED:
@@ -231,7 +231,7 @@ class Collectives:
             for task, incarnation in zip(group._members, incarnations, strict=True):
                 # the watch of `task` may not have noticed a restart yet
                 self._watches.heard_from(task, incarnation)
-            return kind, ended + 1, value, details
+            return kind, counter + 1, value, details
         except UnavailableError as error:
             raise UnavailableError(
                 f"{signature} with leader {group.tasks[0]}: {error.message}"
@@ -351,7 +351,7 @@ class Collectives:
             self._running[group.name] = group, name
         try:
             if self._node.closed:
-                # `_stopped` may have run before this exchange was added to `_running`
+                # `_stop` may have run before this exchange was added to `_running`
                 raise self._node.stopped
             if group._aborted is not None:
                 raise from_code(*group._aborted)
@@ -508,7 +508,7 @@ class Collectives:
         if name:
             self._failed(group, name, code, message)
 
-    def _task_gone(self, task: Task, message: str) -> None:
+    def _task_lost(self, task: Task, message: str) -> None:
         with self._lock:
             running = list(self._running.values())
         for group, name in running:
@@ -517,7 +517,7 @@ class Collectives:
                 box.apply(box.box.sender_gone, str(group._members.index(task)), message)
         self._end_calls(lambda exchange, to: to == task)
 
-    def _stopped(self) -> None:
+    def _stop(self) -> None:
         with self._lock:
             running = list(self._running.values())
             boxes = [box for group in self._boxes.values() for box in group.values()]
@@ -528,4 +528,4 @@ class Collectives:
         for box in boxes:
             box.apply(box.box.aborted, CANCELLED, self._node.stopped.message)
         self._end_calls(lambda exchange, task: True)  # including announcements
-        self._leader.stopped()
+        self._leader.stop()

@@ -100,8 +100,8 @@ def folded(arrays: Sequence[Array], op: str) -> Array:
 def shares(count: int, size: int) -> list[slice]:
     """Split `count` items into `size` consecutive parts whose lengths differ by at most one. The
     longer parts are first."""
-    each, more = divmod(count, size)
-    starts = [rank * each + min(rank, more) for rank in range(size + 1)]
+    rows, more = divmod(count, size)
+    starts = [rank * rows + min(rank, more) for rank in range(size + 1)]
     return [slice(*pair) for pair in itertools.pairwise(starts)]
 
 
@@ -112,18 +112,18 @@ def packs(arrays: Sequence[Array | None], bytes_per_pack: int) -> list[list[int]
     Entries that are None are skipped. An array of `bytes_per_pack` bytes or more is reduced alone,
     so that it need not be copied.
     """
-    made: list[list[int]] = []
+    groups: list[list[int]] = []
     left, dtype = 0, None
-    for place, array in enumerate(arrays):
+    for position, array in enumerate(arrays):
         if array is None:
             continue
-        if made and array.dtype == dtype and left > 0 and array.nbytes < bytes_per_pack:
-            made[-1].append(place)
+        if groups and array.dtype == dtype and left > 0 and array.nbytes < bytes_per_pack:
+            groups[-1].append(position)
             left -= array.nbytes
         else:
-            made.append([place])
+            groups.append([position])
             left, dtype = bytes_per_pack - array.nbytes, array.dtype
-    return made
+    return groups
 
 
 # -- schedules -------------------------------------------------------------------------------------
@@ -180,11 +180,11 @@ def all_reduce_ring(
 
 def broadcast_chain(rank: int, size: int, root: int, piece: Array | None, keep: Keep) -> Schedule:
     """Pass the root's piece to all members, along the chain of ranks."""
-    place = (rank - root) % size
-    if place:
+    position = (rank - root) % size
+    if position:
         piece = yield Step(None, None, (rank - 1) % size)
         keep(root, piece)
-    if place < size - 1:
+    if position < size - 1:
         yield Step((rank + 1) % size, piece, None)
 
 

@@ -82,7 +82,7 @@ class ControlMethods:
         node = self._node
         try:
             due = time.monotonic() + GRACE_S
-            stopping, problems = node.call_all(node.other_tasks, "server.stop", limit_s, due=due)
+            stopping, problems = node.call_tasks(node.other_tasks, "server.stop", limit_s, due=due)
             # The stop of this task has ended the calls, so a call that failed here may still have
             # reached its task.
             if problems and node.closed:
@@ -135,13 +135,13 @@ class ControlMethods:
                 raise self._node.stopped
             if code != DEADLINE_EXCEEDED:
                 return message
-            seen = port_probe.probe(address, timeout_s)
+            probe = port_probe.probe(address, timeout_s)
         except OpError as error:
             if self._node.closed:
                 raise UnavailableError(
                     f"{task_name(self._node.me)} is stopping, so it cannot test its connections"
                 ) from None
             return error.message
-        if seen.failure is None:
+        if probe.failure is None:
             return f"it takes connections, and does not reply within {timeout_s:g} s"
-        return port_probe.explain_failure(address, seen, timeout_s)[0]
+        return port_probe.explain_failure(address, probe, timeout_s)[0]

@@ -122,10 +122,10 @@ def config_of(section: Mapping[str, Any]) -> CoordinationConfig:
     Raises:
       InvalidArgumentError: the section has an unknown key or an invalid value; the text names it.
     """
-    known = {field.name: field.default for field in fields(CoordinationConfig)}
-    if not isinstance(section, Mapping) or (section.keys() - known.keys()):
+    defaults = {field.name: field.default for field in fields(CoordinationConfig)}
+    if not isinstance(section, Mapping) or (section.keys() - defaults.keys()):
         raise InvalidArgumentError(
-            f"config[{COORDINATION!r}] is {section!r}: it may have {', '.join(known)}"
+            f"config[{COORDINATION!r}] is {section!r}: it may have {', '.join(defaults)}"
         )
     for name, value in section.items():
         least = 0 if name == "shutdown_timeout_s" else 1e-3

@@ -72,20 +72,20 @@ def effective(
     return definition
 
 
-def _the_only(question: str, known: list[Any]) -> Any:
-    if len(known) != 1:
-        raise ValueError(f"{question}? Name one of these in the arguments: {known}")
-    return known[0]
+def _the_only(question: str, choices: list[Any]) -> Any:
+    if len(choices) != 1:
+        raise ValueError(f"{question}? Name one of these in the arguments: {choices}")
+    return choices[0]
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of `old`, updated with `new`, also inside nested dicts. The result shares no
     object with `old` or `new`."""
-    both = {**copy.deepcopy(dict(old)), **copy.deepcopy(dict(new))}
+    config = {**copy.deepcopy(dict(old)), **copy.deepcopy(dict(new))}
     for key in old.keys() & new.keys():
         if isinstance(old[key], Mapping) and isinstance(new[key], Mapping):
-            both[key] = merged(old[key], new[key])
-    return both
+            config[key] = merged(old[key], new[key])
+    return config
 
 
 def written_address(definition: ServerDef) -> str:
@@ -123,13 +123,13 @@ def address_to_bind(address: str, host: str | None) -> str:
 
 def _is_here(host: str) -> bool:
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    for family, kind, _, _, place in found:
+    for family, kind, _, _, address in addresses:
         try:
             with socket.socket(family, kind) as probe:
-                probe.bind((place[0], 0, *place[2:]))
+                probe.bind((address[0], 0, *address[2:]))
         except OSError:
             continue
         return True

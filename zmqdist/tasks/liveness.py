@@ -41,12 +41,12 @@ class Watches:
         self._lock = threading.Lock()
         self._machine = WatchedTasks(node.me)
         self._on_incarnation: list[Callable[[Task, int], object]] = []
-        self._on_gone: list[Callable[[Task, str], object]] = []
+        self._on_loss: list[Callable[[Task, str], object]] = []
         node.service.register_later(METHOD, self._watch_call, roles=TASKS)
         node.router.on_gone.append(self._connection_ended)
 
     def listen(
-        self, on_incarnation: Callable[[Task, int], object], on_gone: Callable[[Task, str], object]
+        self, on_incarnation: Callable[[Task, int], object], on_loss: Callable[[Task, str], object]
     ) -> None:
         """Register two callbacks: for new incarnations of watched tasks, and for the ends of
         watched tasks.
@@ -54,7 +54,7 @@ class Watches:
         The callbacks run in threads of zmqdist. Call `listen` before `Node.serve`.
         """
         self._on_incarnation.append(on_incarnation)
-        self._on_gone.append(on_gone)
+        self._on_loss.append(on_loss)
 
     def watch(self, task: Task) -> None:
         """Watch a task from now on. This does not block.
@@ -108,8 +108,8 @@ class Watches:
         if peer.role != "worker" or peer.hello is None:
             return
         with self._lock:
-            ended = [task for task in self._machine.tasks if task_name(task) == peer.hello.name]
-        for task in ended:
+            tasks = [task for task in self._machine.tasks if task_name(task) == peer.hello.name]
+        for task in tasks:
             connected = self._node.is_connected(task)
             self._apply(self._machine.connection_ended, task, connected)
 
@@ -131,12 +131,12 @@ class Watches:
                 case ProbeTask(task):
                     self._call(task, 0, False, self._probe_ended)
                 case ReportSeen(task, incarnation):
-                    for seen in self._on_incarnation:
-                        seen(task, incarnation)
+                    for report in self._on_incarnation:
+                        report(task, incarnation)
                 case ReportGone(task, message):
                     log.info("%s", message)
-                    for gone in self._on_gone:
-                        gone(task, message)
+                    for listener in self._on_loss:
+                        listener(task, message)
 
     def _call(
         self, task: Task, incarnation: int, waits_for_server: bool, then: Callable[..., object]

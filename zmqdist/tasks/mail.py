@@ -102,9 +102,9 @@ class LockedMailbox:
         return wait
 
 
-def wake(ended: Sequence[Wait]) -> None:
+def wake(waits: Sequence[Wait]) -> None:
     """Wake the threads whose waits have ended."""
-    for wait in ended:
+    for wait in waits:
         if wait.wake is not None:
             wait.wake()
 
@@ -121,8 +121,8 @@ class Mail:
         self._lock = threading.Lock()
         node.service.register("mail.put", self._put, inline=True, roles=TASKS)
         node.service.register("mail.skip", self._skip, inline=True, roles=TASKS)
-        node.on_stop.append(self._stopped)
-        watches.listen(self._sender_seen, self._sender_gone)
+        node.on_stop.append(self._stop)
+        watches.listen(self._note_incarnation, self._note_loss)
 
     @property
     def unconfirmed(self) -> int:
@@ -169,9 +169,9 @@ class Mail:
         for it.
         """
         out, lock = self._out_to(task)
-        held, error = outcome_of(result)
+        incarnation, error = outcome_of(result)
         with lock:
-            skip = out.ended(number, error is not None, held or 0)
+            skip = out.ended(number, error is not None, incarnation or 0)
         if skip is not None:
             self._have_skipped(task, *skip)
 
@@ -201,8 +201,8 @@ class Mail:
         letter = payload.unpack(body, parts, self._me)
         call = ClientCall("send", b"")
         with self._in.lock:
-            ended, refusal = self._in.box.sent(key, letter, nbytes_of(letter))
-            wake(ended)
+            waits, refusal = self._in.box.sent(key, letter, nbytes_of(letter))
+            wake(waits)
         if refusal is None:
             call.end(0, "")
         else:
@@ -246,29 +246,29 @@ class Mail:
                 f"this is {self._me}, not {key.target}: the address has another task now"
             )
         with self._in.lock:
-            ended, refusal = self._in.box.sent(key, value, nbytes_of(value), number, low, after)
-            held = after != 0 and self._in.box.holds(key.source, number, after)
-            wake(ended)
+            waits, refusal = self._in.box.sent(key, value, nbytes_of(value), number, low, after)
+            is_held = after != 0 and self._in.box.holds(key.source, number, after)
+            wake(waits)
         if refusal is not None and refusal.error_code == CANCELLED:
             # This task is stopping, so senders must get UnavailableError, as from a task that has
             # ended.
             raise UnavailableError(refusal.message)
         if refusal is not None:
             raise refusal
-        return self._node.incarnation if held else None
+        return self._node.incarnation if is_held else None
 
     def _skip(self, source: str, incarnation: int, number: int) -> None:
         self._in.apply(self._in.box.skipped, source, incarnation, number)
 
     # -- other tasks, and the stop of this one -----------------------------------------------------
 
-    def _sender_seen(self, task: Task, incarnation: int) -> None:
+    def _note_incarnation(self, task: Task, incarnation: int) -> None:
         self._in.apply(self._in.box.incarnation_seen, task_name(task), incarnation)
 
-    def _sender_gone(self, task: Task, message: str) -> None:
+    def _note_loss(self, task: Task, message: str) -> None:
         self._in.apply(self._in.box.sender_gone, task_name(task), message)
 
-    def _stopped(self) -> None:
+    def _stop(self) -> None:
         self._in.apply(self._in.box.aborted, CANCELLED, self._node.stopped.message)
 
 

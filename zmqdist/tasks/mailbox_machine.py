@@ -62,7 +62,7 @@ from zmqdist.errors import (
     from_code,
 )
 
-_Place: TypeAlias = tuple[str, str, str]
+_Channel: TypeAlias = tuple[str, str, str]
 
 PAST_INCARNATIONS_MAX = 16
 """Number of earlier incarnations of a sender that a mailbox remembers, so that it refuses their
@@ -118,16 +118,16 @@ class Wait:
 class _Source:
     """The mailbox's knowledge of one sender.
 
-    *Invariant*: no number in `seen` is below `low`.
+    *Invariant*: no number in `passed` is below `low`.
 
     Attributes:
       incarnation: the sender's current incarnation; 0 if no incarnation is known.
-      low, seen: all messages with numbers below `low`, and with the numbers in `seen`, have had
+      low, passed: all messages with numbers below `low`, and with the numbers in `passed`, have had
         their turn.
       held: messages that wait for the turn of another message, by the number of that other message.
     """
 
-    __slots__ = ("held", "incarnation", "low", "past", "seen")
+    __slots__ = ("held", "incarnation", "low", "passed", "past")
 
     def __init__(self) -> None:
         self.incarnation = 0
@@ -136,11 +136,11 @@ class _Source:
 
     def begin(self) -> None:
         self.low = 0
-        self.seen: set[int] = set()
+        self.passed: set[int] = set()
         self.held: dict[int, tuple[int, Key, Any, int]] = {}
 
     def has(self, number: int) -> bool:
-        return number < self.low or number in self.seen
+        return number < self.low or number in self.passed
 
 
 class Mailbox:
@@ -159,8 +159,8 @@ class Mailbox:
         self.deadline = inf
         self._items_max = items_max
         self._bytes_max = bytes_max
-        self._letters: dict[_Place, deque[tuple[Any, int]]] = {}
-        self._waits: dict[_Place, deque[Wait]] = {}
+        self._letters: dict[_Channel, deque[tuple[Any, int]]] = {}
+        self._waits: dict[_Channel, deque[Wait]] = {}
         self._sources: dict[str, _Source] = {}
         self._status: tuple[int, str] | None = None
 
@@ -190,53 +190,53 @@ class Mailbox:
             return [], UnavailableError(
                 f"{key.source} was restarted after it had sent this message"
             )
-        ended = self.incarnation_seen(key.source, key.incarnation)
-        ended += self._given_up(source, low)
+        waits = self.incarnation_seen(key.source, key.incarnation)
+        waits += self._given_up(source, low)
         if number and source.has(number):  # a duplicate, or a message that its sender has given up
-            return ended, None
-        held = number and after and not source.has(after)
-        if (held or not self._waits.get(_place(key))) and self._is_full(nbytes):
+            return waits, None
+        must_wait = number and after and not source.has(after)
+        if (must_wait or not self._waits.get(_channel(key))) and self._is_full(nbytes):
             text = f"the mailbox of {key.target} is full: {self.items} messages of {self.nbytes} bytes; receive some first"
             refusal = ResourceExhaustedError(text)
-            return ended, refusal
-        if held:
+            return waits, refusal
+        if must_wait:
             self._count(1, nbytes)
             source.held[after] = number, key, letter, nbytes
-            return ended, None
-        ended += self._deliver(key, letter, nbytes)
-        return [*ended, *self._settled(source, number)], None
+            return waits, None
+        waits += self._deliver(key, letter, nbytes)
+        return [*waits, *self._settled(source, number)], None
 
     def holds(self, source: str, number: int, after: int) -> bool:
         """Return whether the mailbox holds this message back, behind the message `after`."""
-        held = self._source(source).held.get(after)
-        return held is not None and held[0] == number
+        entry = self._source(source).held.get(after)
+        return entry is not None and entry[0] == number
 
     def skipped(self, source: str, incarnation: int, number: int) -> list[Wait]:
         """Record that neither this message nor an earlier one of its channel will arrive, and
         deliver the messages held behind it."""
-        known = self._source(source)
-        ended = [] if incarnation in known.past else self.incarnation_seen(source, incarnation)
-        if known.incarnation != incarnation or known.has(number):
-            return ended
+        sender = self._source(source)
+        waits = [] if incarnation in sender.past else self.incarnation_seen(source, incarnation)
+        if sender.incarnation != incarnation or sender.has(number):
+            return waits
         # The mailbox may hold the skipped message itself, if the mailbox's reply to the sender was
         # lost. Then deliver the skipped message, too, before the messages that are held behind it.
-        behind = {held[0]: after for after, held in known.held.items()}
+        behind = {entry[0]: after for after, entry in sender.held.items()}
         while number in behind:
             number = behind[number]
-        return [*ended, *self._settled(known, number)]
+        return [*waits, *self._settled(sender, number)]
 
     def returned(self, wait: Wait) -> list[Wait]:
         """Put the message of an ended wait back as the first message of its channel, because its
         receiver could not take it."""
-        place = _place(wait.key)
+        channel = _channel(wait.key)
         if (
             self._status is not None
             or self._source(wait.key.source).incarnation != wait.incarnation
         ):
             return []
-        if self._waits.get(place):
-            return [self._give(place, wait.letter, wait.nbytes)]
-        self._letters.setdefault(place, deque()).appendleft((wait.letter, wait.nbytes))
+        if self._waits.get(channel):
+            return [self._give(channel, wait.letter, wait.nbytes)]
+        self._letters.setdefault(channel, deque()).appendleft((wait.letter, wait.nbytes))
         self._count(1, wait.nbytes)
         return []
 
@@ -257,15 +257,15 @@ class Mailbox:
                 f"{key.source} was restarted: the messages of its earlier incarnation are lost",
             )
         wait.incarnation = source.incarnation
-        place = _place(key)
-        letters = self._letters.get(place)
+        channel = _channel(key)
+        letters = self._letters.get(channel)
         if letters:
             wait.letter, wait.nbytes = letters.popleft()
             self._count(-1, -wait.nbytes)
             if not letters:
-                del self._letters[place]
+                del self._letters[channel]
             return wait.end(0, "")
-        self._waits.setdefault(place, deque()).append(wait)
+        self._waits.setdefault(channel, deque()).append(wait)
         self.deadline = min(self.deadline, due)
         return wait
 
@@ -276,11 +276,11 @@ class Mailbox:
         ended before, perhaps with a message."""
         if wait.ended:
             return False
-        place = _place(wait.key)
-        waits = self._waits[place]
+        channel = _channel(wait.key)
+        waits = self._waits[channel]
         waits.remove(wait)
         if not waits:
-            del self._waits[place]
+            del self._waits[channel]
         wait.end(code, message)
         return True
 
@@ -314,8 +314,8 @@ class Mailbox:
         for _, _, _, nbytes in source.held.values():
             self._count(-1, -nbytes)
         source.begin()
-        for place in [place for place in self._letters if place[0] == name]:
-            for _, nbytes in self._letters.pop(place):
+        for channel in [channel for channel in self._letters if channel[0] == name]:
+            for _, nbytes in self._letters.pop(channel):
                 self._count(-1, -nbytes)
         return self._ended(name, UNAVAILABLE, f"{name} has ended, and was restarted")
 
@@ -342,7 +342,7 @@ class Mailbox:
         return sum(map(len, self._waits.values()))
 
     @property
-    def places(self) -> int:
+    def channels(self) -> int:
         """The number of channels that have messages or waits."""
         return len(self._letters.keys() | self._waits.keys())
 
@@ -371,48 +371,50 @@ class Mailbox:
         self.nbytes += nbytes
 
     def _deliver(self, key: Key, letter: Any, nbytes: int) -> list[Wait]:
-        place = _place(key)
-        if self._waits.get(place):
-            return [self._give(place, letter, nbytes)]
-        self._letters.setdefault(place, deque()).append((letter, nbytes))
+        channel = _channel(key)
+        if self._waits.get(channel):
+            return [self._give(channel, letter, nbytes)]
+        self._letters.setdefault(channel, deque()).append((letter, nbytes))
         self._count(1, nbytes)
         return []
 
-    def _give(self, place: _Place, letter: Any, nbytes: int) -> Wait:
-        waits = self._waits[place]
+    def _give(self, channel: _Channel, letter: Any, nbytes: int) -> Wait:
+        waits = self._waits[channel]
         wait = waits.popleft()
         if not waits:
-            del self._waits[place]
+            del self._waits[channel]
         wait.letter, wait.nbytes = letter, nbytes
         return wait.end(0, "")
 
     def _given_up(self, source: _Source, low: int) -> list[Wait]:
-        ended: list[Wait] = []
+        waits: list[Wait] = []
         if low > source.low:
             source.low = low
-            source.seen = {number for number in source.seen if number >= low}
+            source.passed = {number for number in source.passed if number >= low}
             for number in sorted(number for number in source.held if number < low):
-                ended += self._settled(source, number)
-        return ended
+                waits += self._settled(source, number)
+        return waits
 
     def _settled(self, source: _Source, number: int) -> list[Wait]:
         """Record that a message has had its turn, and deliver all messages that were held behind
         it."""
-        ended: list[Wait] = []
+        waits: list[Wait] = []
         settled = [number] if number else []
         while settled:
             number = settled.pop()
             if number >= source.low:
-                source.seen.add(number)
+                source.passed.add(number)
             if number in source.held:
-                held, key, letter, nbytes = source.held.pop(number)
+                next_number, key, letter, nbytes = source.held.pop(number)
                 self._count(-1, -nbytes)
-                ended += self._deliver(key, letter, nbytes)
-                settled.append(held)
-        return ended
+                waits += self._deliver(key, letter, nbytes)
+                settled.append(next_number)
+        return waits
 
     def _waits_for(self, name: str) -> list[Wait]:
-        return [wait for place, waits in self._waits.items() if place[0] == name for wait in waits]
+        return [
+            wait for channel, waits in self._waits.items() if channel[0] == name for wait in waits
+        ]
 
     def _ended(self, name: str, code: int, message: str) -> list[Wait]:
         waits = self._waits_for(name)
@@ -421,7 +423,7 @@ class Mailbox:
         return waits
 
 
-def _place(key: Key) -> _Place:
+def _channel(key: Key) -> _Channel:
     """Return the channel of a key without the sender's incarnation, because only one incarnation is
     current at a time."""
     return key.source, key.target, key.tag
@@ -470,7 +472,7 @@ class Outbox:
         self._in_flight[number] = tag, after
         self._last[tag] = self._last.get(tag, (0, 0))[0] + 1, number
 
-    def ended(self, number: int, failed: bool, held: int = 0) -> tuple[int, int] | None:
+    def ended(self, number: int, failed: bool, incarnation: int = 0) -> tuple[int, int] | None:
         """Record that the receiver has replied to this message, or will not reply any more.
 
         Args:
@@ -483,20 +485,24 @@ class Outbox:
           call `skipped(number)`; else None.
         """
         _, after = self._in_flight[number]
-        if (failed or held) and after in self._in_flight:
-            self._behind[after] = number, failed, held
+        if (failed or incarnation) and after in self._in_flight:
+            self._behind[after] = number, failed, incarnation
             return None
-        return self._skip_before(number, after, held) if held else self._end(number, failed, 0)
+        return (
+            self._skip_before(number, after, incarnation)
+            if incarnation
+            else self._end(number, failed, 0)
+        )
 
     def skipped(self, number: int) -> tuple[int, int] | None:
         """Record that the receiver has skipped the message `skip` that `ended` returned with
         `number`. Return a result as `ended` does."""
         return self._end(number, False, self._held_at.pop(number, 0))
 
-    def _skip_before(self, number: int, before: int, held: int) -> tuple[int, int]:
+    def _skip_before(self, number: int, before: int, incarnation: int) -> tuple[int, int]:
         """Return (number, before), so that incarnation `held` of the receiver skips message
         `before` and then delivers message `number`."""
-        self._held_at[number] = held
+        self._held_at[number] = incarnation
         return number, before
 
     def _end(self, number: int, failed: bool, held: int) -> tuple[int, int] | None:

@@ -67,19 +67,21 @@ class Variables:
     def specs(self, container: str = "") -> dict[str, TensorSpec]:
         """Return the shape and dtype of each variable in a container, sorted by name."""
         with self._lock:
-            found = sorted(
+            arrays = sorted(
                 (name, array)
                 for (where, name), array in self._values.items()
                 if where == (container or self._default)
             )
-        return {name: TensorSpec(array.shape, array.dtype) for name, array in found}
+        return {name: TensorSpec(array.shape, array.dtype) for name, array in arrays}
 
     def clear(self, containers: Sequence[str] = ()) -> None:
         """Remove the variables of these containers; without names, remove all variables."""
-        wanted = {container or self._default for container in containers}
+        cleared = {container or self._default for container in containers}
         with self._lock:
             self._values = {
-                key: array for key, array in self._values.items() if wanted and key[0] not in wanted
+                key: array
+                for key, array in self._values.items()
+                if cleared and key[0] not in cleared
             }
 
     def _key(self, name: str, container: str) -> tuple[str, str]:

@@ -172,8 +172,8 @@ class Node:
         self._lock = threading.Lock()
         self.closed = False
         check_descriptors_and_threads(f"the server of {task_name(me)}", SERVER_DESCRIPTORS)
-        place = address_to_bind(address, None if bind_host is None else bindable(bind_host))
-        host, _ = split(place)
+        endpoint = address_to_bind(address, None if bind_host is None else bindable(bind_host))
+        host, _ = split(endpoint)
         try:
             security = credentials.server(host)
         except FailedPreconditionError as error:
@@ -186,7 +186,7 @@ class Node:
             hello = our_hello("server", self.incarnation, f"{task_name(me)} pid {os.getpid()}")
             self.router = Router(self.loop, security, hello)
             _, port = split(
-                self.router.bind(place) if listener is None else self.router.bind_fd(listener)
+                self.router.bind(endpoint) if listener is None else self.router.bind_fd(listener)
             )
         except UnknownError as error:
             self.loop.stop()
@@ -222,8 +222,8 @@ class Node:
             and task[1] in self.spec.task_indices(task[0])
         ):
             return task
-        known = ", ".join(map(task_name, self.tasks))
-        raise InvalidArgumentError(f"no task {name!r} in this cluster; it has {known}")
+        names = ", ".join(map(task_name, self.tasks))
+        raise InvalidArgumentError(f"no task {name!r} in this cluster; it has {names}")
 
     def client(self, task: Task) -> ZmqClient:
         """Return the client for a task; make it on first use. This does not block. Any thread may
@@ -270,10 +270,10 @@ class Node:
             task: self.address if task == self.me else self.spec.task_address(*task)
             for task in tasks
         }
-        found = listening(addresses)
-        return [task for task in addresses if task in found]
+        listeners = listening(addresses)
+        return [task for task in addresses if task in listeners]
 
-    def call_all(
+    def call_tasks(
         self, tasks: Iterable[Task], method: str, *args: Any, due: float
     ) -> tuple[list[str], list[str]]:
         """Call a method of each of the tasks that are up, and wait for the replies. Return the

@@ -54,7 +54,7 @@ _ELSEWHERE: Final = {
 achieve this in zmqdist."""
 
 
-def check(config: Mapping[str, Any], known: tuple[str, ...], whose: str) -> list[str]:
+def check(config: Mapping[str, Any], names: tuple[str, ...], whose: str) -> list[str]:
     """Check the options in a config, and return the options that have no effect.
 
     Args:
@@ -69,10 +69,10 @@ def check(config: Mapping[str, Any], known: tuple[str, ...], whose: str) -> list
         instead.
     """
     for name in config:
-        if name in known or name in INERT:
+        if name in names or name in INERT:
             continue
         hint = _ELSEWHERE.get(name)
         if hint is None:
-            hint = did_you_mean(name, known, "it may have", repr)
+            hint = did_you_mean(name, names, "it may have", repr)
         raise InvalidArgumentError(f"config[{name!r}] is no option of a {whose}: {hint}")
     return sorted(INERT.intersection(config))

@@ -124,8 +124,8 @@ class Server(CollectiveMethods):
         )
         self.cluster_spec = ClusterSpec(self.server_def.cluster)
         self._life_lock = threading.Lock()
-        self._started = False
-        self._stopped = threading.Event()
+        self._serving = False
+        self._stop_event = threading.Event()
         self._node = Node(
             self.cluster_spec,
             me,
@@ -152,7 +152,7 @@ class Server(CollectiveMethods):
             )
         except BaseException:
             # `_close` frees the port, so that the caller can try again with a corrected config
-            _close(self._node, self._stopped, 0.0)
+            _close(self._node, self._stop_event, 0.0)
             raise
         if start:
             self.start()
@@ -185,12 +185,12 @@ class Server(CollectiveMethods):
           InvalidArgumentError: the cluster has no such task.
           CancelledError: this server was stopped meanwhile.
         """
-        found = self._node.task(task)
-        if found not in self._node.up([found]):
+        member = self._node.task(task)
+        if member not in self._node.up([member]):
             return False
         with self._node.own_wait:
             replied = self._node.start(
-                found, "server.about", due=time.monotonic() + TASK_PROBE_S
+                member, "server.about", due=time.monotonic() + TASK_PROBE_S
             ).is_ok()
             # The stop of this server has ended the call, so the error shows nothing about the other
             # task.
@@ -310,12 +310,12 @@ class Server(CollectiveMethods):
           FailedPreconditionError: the server was stopped, or `join` was called before `start`.
         """
         with self._life_lock:
-            if self._stopped.is_set():
+            if self._stop_event.is_set():
                 raise FailedPreconditionError(
                     f"the server of {self.task} was stopped: make a new one"
                 )
-            if not self._started:
-                self._started = True
+            if not self._serving:
+                self._serving = True
                 self._node.serve()
 
     def join(self, timeout: float | None = None) -> bool:
@@ -335,9 +335,9 @@ class Server(CollectiveMethods):
         Returns:
           False if the server still serves after `timeout`.
         """
-        if not self._started:
+        if not self._serving:
             self.stop(0.0)
-        return self._stopped.wait(seconds(timeout))
+        return self._stop_event.wait(seconds(timeout))
 
     def stop(self, grace: float | None = None) -> None:
         """Stop the server: refuse new calls, wait for the running calls and reply to them, and free
@@ -359,7 +359,7 @@ class Server(CollectiveMethods):
         """
         limit_s = grace_s(grace)
         with self._life_lock:
-            _close(self._node, self._stopped, limit_s)
+            _close(self._node, self._stop_event, limit_s)
 
     # -- messages (mail.py) ------------------------------------------------------------------------
 
@@ -440,17 +440,19 @@ class Server(CollectiveMethods):
 
     def __del__(self) -> None:
         node = self.__dict__.get("_node")
-        if node is not None and not self._stopped.is_set():
-            in_background("zmqdist-server-stop", _close, node, self._stopped, GRACE_S)
+        if node is not None and not self._stop_event.is_set():
+            in_background("zmqdist-server-stop", _close, node, self._stop_event, GRACE_S)
 
     @safe_repr
     def __repr__(self) -> str:
-        state = ", stopped" if self._stopped.is_set() else "" if self._started else ", not started"
+        state = (
+            ", stopped" if self._stop_event.is_set() else "" if self._serving else ", not started"
+        )
         return f"of {self.task} at {self._node.address}{state}"
 
 
-def _close(node: Node, stopped: threading.Event, grace_s: float) -> None:
+def _close(node: Node, stop_event: threading.Event, grace_s: float) -> None:
     try:
         node.close(grace_s)
     finally:
-        stopped.set()
+        stop_event.set()

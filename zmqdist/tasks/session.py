@@ -114,14 +114,16 @@ class _Cluster:
           InvalidArgumentError: there is no such task, or a device filter hides it; the text lists
             the visible tasks.
         """
-        found = task_named(task, self.me)
-        if found is None or not self.sees(found):
-            known = ", ".join(device_of(*each) for each in self.addresses if self.sees(each))
+        match = task_named(task, self.me)
+        if match is None or not self.sees(match):
+            names = ", ".join(
+                device_of(*other_task) for other_task in self.addresses if self.sees(other_task)
+            )
             raise InvalidArgumentError(
                 f"no task {task!r} in the cluster of {task_name(self.me)}, or it is "
-                f"filtered out; available devices: {known}"
+                f"filtered out; available devices: {names}"
             )
-        return found
+        return match
 
 
 class Session:
@@ -160,7 +162,7 @@ class Session:
             not a number.
           FailedPreconditionError: the target needs keys, and no keys are given.
         """
-        address, self._credentials = _place(target, keys_dir, token_file)
+        address, self._credentials = _target_of(target, keys_dir, token_file)
         self._config = _checked(config)
         self._id = secrets.randbits(62) | 1
         self._lock = threading.Lock()
@@ -279,8 +281,8 @@ class Session:
         >>> list(session.variables("run 1"))
         ['bias']
         """
-        found = self._call_task("variables", task, timeout_in_ms, "session.variables", container)
-        return dict(found)
+        specs = self._call_task("variables", task, timeout_in_ms, "session.variables", container)
+        return dict(specs)
 
     def list_tasks(self, timeout_in_ms: float = 0) -> list[TaskInfo]:
         """Return every task of the cluster with its state. This waits for the target only. A task
@@ -295,11 +297,11 @@ class Session:
         replies = {
             task: start(self._connection(task).client, "server.about", due=due) for task in up
         }
-        found = []
+        rows = []
         for task, address in cluster.addresses.items():
             here = task in replies and replies[task].is_ok()
             incarnation = replies[task].get_value()["incarnation"] if here else 0
-            found.append(
+            rows.append(
                 TaskInfo(
                     task_name(task),
                     address,
@@ -308,7 +310,7 @@ class Session:
                     incarnation,
                 )
             )
-        return found
+        return rows
 
     def stop_task(
         self, task: Any = None, grace: float | None = None, *, timeout_in_ms: float = 0
@@ -336,8 +338,8 @@ class Session:
             nevertheless, with the tasks that received it.
         """
         connection = self._reach(None, due := self._due(timeout_in_ms), "shutdown")
-        stopped = self._wait(connection, "shutdown", due, "server.shutdown", grace_s(grace))
-        return list(stopped)
+        names = self._wait(connection, "shutdown", due, "server.shutdown", grace_s(grace))
+        return list(names)
 
     @staticmethod
     def reset(
@@ -366,7 +368,7 @@ class Session:
           DeadlineExceededError: the target did not reply within the time-out.
           UnavailableError: a task could not be reached; the text names it.
         """
-        address, credentials = _place(target, keys_dir, token_file)
+        address, credentials = _target_of(target, keys_dir, token_file)
         began = time.monotonic()
         due = _due(timeout_in_ms, _checked(config))
         names = [containers] if isinstance(containers, str) else list(containers or ())
@@ -396,14 +398,14 @@ class Session:
             result.cancel()
         due = time.monotonic() + _CLOSING_S
         closing = [
-            start(each.client, "session.close", self._id, due=due)
-            for each in connections
-            if each.opened
+            start(connection.client, "session.close", self._id, due=due)
+            for connection in connections
+            if connection.opened
         ]
         for result in closing:
             result.is_ok()
-        for each in connections:
-            each.client.close()
+        for connection in connections:
+            connection.client.close()
 
     def snapshot(self) -> SessionSnapshot:
         """Return an immutable record of this moment: operations under way and connections. This
@@ -414,7 +416,7 @@ class Session:
         """
         with self._lock:
             connections = [self._master, *self._other_connections.values()]
-        names = tuple(each.name for each in connections if each.opened)
+        names = tuple(connection.name for connection in connections if connection.opened)
         return SessionSnapshot(len(self._pending), names, self._functions.pickles)
 
     def __enter__(self) -> Session:
@@ -548,7 +550,7 @@ def _missing(operation: str, connection: _Connection) -> str:
     return f"{operation} was not begun in time: missing task {connection.name}{of}"
 
 
-def _place(target: Any, keys_dir: Any, token_file: Any) -> tuple[str, Credentials]:
+def _target_of(target: Any, keys_dir: Any, token_file: Any) -> tuple[str, Credentials]:
     """Return the "host:port" of a target, and the places of the keys and of the token with which to
     connect."""
     credentials = getattr(target, "credentials", None)
@@ -556,10 +558,10 @@ def _place(target: Any, keys_dir: Any, token_file: Any) -> tuple[str, Credential
     scheme, separator, address = text.rpartition("://") if isinstance(text, str) else ("", "", "")
     try:
         split(address)
-        known = scheme == _SCHEME or not separator
+        is_target = scheme == _SCHEME or not separator
     except InvalidArgumentError:
-        known = False
-    if not known:
+        is_target = False
+    if not is_target:
         raise NotFoundError(
             f'no session with {target!r}: wanted "{_SCHEME}://host:port", the target of a '
             f"zmqdist.Server, or that server"
@@ -593,10 +595,10 @@ def _due(timeout_in_ms: float, config: Mapping[str, Any]) -> float:
 
 
 def _limit_s(timeout_in_ms: Any) -> float:
-    known = number(timeout_in_ms)
-    if isnan(known):
+    limit_ms = number(timeout_in_ms)
+    if isnan(limit_ms):
         raise InvalidArgumentError(
             f"timeout_in_ms: a time-out is a number of milliseconds, 0 for none, not "
             f"{timeout_in_ms!r}"
         )
-    return known / 1000 if 0 < known < _LONG_MS else inf
+    return limit_ms / 1000 if 0 < limit_ms < _LONG_MS else inf

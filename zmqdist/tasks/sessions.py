@@ -93,7 +93,7 @@ class _Session:
     def __init__(self, variables: Variables, is_master: bool) -> None:
         self.variables = variables
         self.is_master = is_master
-        self.ended = ""
+        self.end_reason = ""
         self.peer: Peer | None = None
         self.running: set[PendingCall] = set()
 
@@ -115,7 +115,7 @@ class Sessions:
         self.shared = Variables(self._name, node.me[0])
         self._sessions: dict[int, _Session] = {}
         self._used_by: dict[Peer, set[int]] = {}
-        self._ended: OrderedDict[int, str] = OrderedDict()
+        self._end_reasons: OrderedDict[int, str] = OrderedDict()
         """The reason for the end of each session that a reset has ended before the session used
         this task. The dict has the last SESSIONS_MAX of them.
         """
@@ -127,7 +127,7 @@ class Sessions:
             node.service.register_later(
                 f"session.{method}", getattr(self, f"_{method}"), roles=TASKS
             )
-        node.router.on_gone.append(self._peer_gone)
+        node.router.on_gone.append(self._peer_lost)
         node.on_close.append(self.stop)
 
     def stop(self, until: float) -> None:
@@ -159,7 +159,7 @@ class Sessions:
         cached functions, and running calls."""
         return (
             len(self._sessions),
-            len(self._ended),
+            len(self._end_reasons),
             self._load_constant.cache_info().currsize,
             self._pool.unfinished,
         )
@@ -171,8 +171,8 @@ class Sessions:
     ) -> None:
         config = merged(self._definition.default_session_config, config)
         if session not in self._sessions:
-            if session in self._ended:  # a reset ended the session before it used this task
-                raise AbortedError(self._ended[session])
+            if session in self._end_reasons:  # a reset ended the session before it used this task
+                raise AbortedError(self._end_reasons[session])
             if len(self._sessions) >= SESSIONS_MAX:
                 raise ResourceExhaustedError(
                     f"{self._name} has its {SESSIONS_MAX} sessions already: close one first"
@@ -187,12 +187,12 @@ class Sessions:
         """Return the addresses of the cluster's tasks. The address of this task has the port that
         was bound."""
         spec = self._node.spec
-        found = {
+        addresses = {
             job: {index: spec.task_address(job, index) for index in spec.task_indices(job)}
             for job in spec.jobs
         }
-        found[self._node.me[0]][self._node.me[1]] = self._node.address
-        return found
+        addresses[self._node.me[0]][self._node.me[1]] = self._node.address
+        return addresses
 
     def _filters(self) -> list[str]:
         job, index = self._node.me
@@ -200,21 +200,21 @@ class Sessions:
 
     def _use(self, session: int, peer: Peer) -> _Session:
         self._check_serving()
-        known = self._sessions.get(session)
-        if known is None:
+        record = self._sessions.get(session)
+        if record is None:
             raise AbortedError(
                 f"{self._name} does not know this session: it was closed or lost, or the "
                 f"task was restarted: make a new one"
             )
-        if known.ended:
-            raise AbortedError(known.ended)
-        if known.peer is not peer:
+        if record.end_reason:
+            raise AbortedError(record.end_reason)
+        if record.peer is not peer:
             # the session has reconnected: cancel the timer that would end the session as lost
-            known.peer = peer
+            record.peer = peer
             self._used_by.setdefault(peer, set()).add(session)
             # None cancels the timer
             self._node.loop.set_timer(("session", session), None, self._check_serving)
-        return known
+        return record
 
     def _check_serving(self) -> None:
         if self._stopping:
@@ -223,7 +223,7 @@ class Sessions:
     def _is_stopping(self, outcome: str) -> UnavailableError:
         return UnavailableError(f"{self._name} is stopping; {outcome}")
 
-    def _peer_gone(self, peer: Peer) -> None:
+    def _peer_lost(self, peer: Peer) -> None:
         loop = self._node.loop
         for number in self._used_by.pop(peer, ()):
             session = self._sessions.get(number)
@@ -240,7 +240,7 @@ class Sessions:
         call.reply(None)
 
     def _end(self, session: _Session, reason: str) -> None:
-        session.ended = reason
+        session.end_reason = reason
         if session.variables is not self.shared:
             session.variables.clear()
         for call in tuple(session.running):
@@ -257,9 +257,9 @@ class Sessions:
             f"Session.reset was called at {self._name} since this session began: make a new one"
         )
         self._clear_here(containers, mine, reason)
-        self._pool.submit(self._clear_others, call, containers, mine, reason)
+        self._pool.submit(self._clear_elsewhere, call, containers, mine, reason)
 
-    def _clear_others(
+    def _clear_elsewhere(
         self, call: PendingCall, containers: list[str], sessions: list[int], reason: str
     ) -> None:
         """Have the other tasks clear the containers, and then reply to the client that has
@@ -273,7 +273,7 @@ class Sessions:
                 for task in self._node.other_tasks
                 if filters.is_visible(*self._node.me, device_of(*task))
             ]
-            _, failed = self._node.call_all(
+            _, failed = self._node.call_tasks(
                 tasks, "session.clear", containers, sessions, reason, due=due
             )
             # The stop of this task has ended the calls, so their errors show nothing about the
@@ -303,27 +303,27 @@ class Sessions:
             if number in self._sessions:
                 self._end(self._sessions[number], reason)
             else:
-                self._ended[number] = reason
-                if len(self._ended) > SESSIONS_MAX:
-                    self._ended.popitem(last=False)
+                self._end_reasons[number] = reason
+                if len(self._end_reasons) > SESSIONS_MAX:
+                    self._end_reasons.popitem(last=False)
 
     # -- variables ---------------------------------------------------------------------------------
 
     def _assign(
         self, call: PendingCall, session: int, name: str, value: Any, container: str
     ) -> None:
-        known = self._use(session, call.peer)
+        record = self._use(session, call.peer)
 
         def act() -> None:
-            known.variables.assign(name, value, container)
+            record.variables.assign(name, value, container)
             call.reply(None)
 
-        self._copy(known, call, value, act)
+        self._copy(record, call, value, act)
 
     def _read(self, call: PendingCall, session: int, name: str, container: str) -> None:
-        known = self._use(session, call.peer)
-        array = known.variables.stored(name, container)
-        self._copy(known, call, array, lambda: call.reply(array))
+        record = self._use(session, call.peer)
+        array = record.variables.stored(name, container)
+        self._copy(record, call, array, lambda: call.reply(array))
 
     def _variables(self, call: PendingCall, session: int, container: str) -> None:
         call.reply(self._use(session, call.peer).variables.specs(container))
@@ -344,11 +344,11 @@ class Sessions:
     def _run(
         self, call: PendingCall, session: int, function: list[Any], is_constant: bool, *parts: Any
     ) -> None:
-        known = self._use(session, call.peer)
+        record = self._use(session, call.peer)
         # `_call` empties this list, so that no stack frame keeps a large argument alive while the
         # function runs.
         box = list(parts)
-        self._begin(known, call, lambda: self._call(known, call, function, is_constant, box))
+        self._begin(record, call, lambda: self._call(record, call, function, is_constant, box))
 
     def _begin(self, session: _Session, call: PendingCall, act: Callable[[], None]) -> None:
         session.running.add(call)
@@ -375,7 +375,7 @@ class Sessions:
         parts: list[Any],
     ) -> None:
         _of_thread.sessions, _of_thread.variables = self, session.variables
-        task_context.enter(lambda: self._over or bool(session.ended) or not call.wanted())
+        task_context.enter(lambda: self._over or bool(session.end_reason) or not call.wanted())
         try:
             fn = self._load(function, is_constant)
             args, _ = unpacked(parts)

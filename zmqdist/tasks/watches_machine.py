@@ -89,7 +89,7 @@ class WatchedTasks:
         self._last_speaker: dict[Task, int] = {}
         """By task: the incarnation that last sent a message over a connection of its own."""
         self._gone_messages: dict[Task, str] = {}
-        self._ended: dict[Task, deque[int]] = {}
+        self._past_incarnations: dict[Task, deque[int]] = {}
         """By task: the last incarnations whose end this task has noticed."""
 
     @property
@@ -134,14 +134,14 @@ class WatchedTasks:
         if connected is None:
             # The task that passed the message on has heard from this incarnation directly, and will
             # report its end. So the message counts, unless this task itself has noticed that end.
-            ended = incarnation in self._ended.get(task, ())
+            is_over = incarnation in self._past_incarnations.get(task, ())
         elif connected:
             self._last_speaker[task] = incarnation
-            ended = incarnation == self._incarnations.get(task)
+            is_over = incarnation == self._incarnations.get(task)
         else:
             # `connection_ended` was called for the end of this connection, or is about to be called
-            ended = True
-        if not ended and self._gone_messages.pop(task, ""):
+            is_over = True
+        if not is_over and self._gone_messages.pop(task, ""):
             # Forget the old incarnation, so that `connection_ended` also handles the end of a new
             # incarnation that has replied to no watch.
             self._incarnations.pop(task, None)
@@ -159,7 +159,7 @@ class WatchedTasks:
             # to a watch. In the second case a watch is in flight, which ends when the other task
             # ends.
             return []
-        return [ProbeTask(task)] if connected else self._gone(task, UNAVAILABLE, "")
+        return [ProbeTask(task)] if connected else self._report_loss(task, UNAVAILABLE, "")
 
     def probe_ended(self, task: Task, code: int, message: str) -> list[WatchEffect]:
         """Record that a probe of a task has ended. A probe is a call by which this task sees
@@ -167,7 +167,11 @@ class WatchedTasks:
         because the watch was sent before the probe. No further probe is needed then, because the
         watch will end when the task ends.
         """
-        return [] if code == OK or task in self._incarnations else self._gone(task, code, message)
+        return (
+            []
+            if code == OK or task in self._incarnations
+            else self._report_loss(task, code, message)
+        )
 
     def watch_ended(
         self, task: Task, code: int, message: str, incarnation: int
@@ -185,17 +189,17 @@ class WatchedTasks:
             return [ReportSeen(task, incarnation), WatchTask(task, incarnation)]
         # The task has gone. This holds for a first watch, too, because the watch was sent only when
         # the task was up.
-        effects = self._gone(task, code, message)
+        effects = self._report_loss(task, code, message)
         if code == UNAVAILABLE:
             return [*effects, WatchTask(task, 0)]
         # the task has refused the watch; the next wait for the task sends another watch
         del self._addresses[task]
         return effects
 
-    def _gone(self, task: Task, code: int, message: str) -> list[WatchEffect]:
+    def _report_loss(self, task: Task, code: int, message: str) -> list[WatchEffect]:
         incarnation = self._incarnations.get(task, 0)
-        if ended := incarnation or self._last_speaker.get(task, 0):
-            self._note_end(task, ended)
+        if last_incarnation := incarnation or self._last_speaker.get(task, 0):
+            self._note_end(task, last_incarnation)
         subject = f"its incarnation {incarnation:016x}" if incarnation else "it"
         reason = (
             f"{subject} has ended, or cannot be reached any more"
@@ -207,4 +211,4 @@ class WatchedTasks:
         return [ReportGone(task, text)]
 
     def _note_end(self, task: Task, incarnation: int) -> None:
-        self._ended.setdefault(task, deque(maxlen=ENDED_KEPT)).append(incarnation)
+        self._past_incarnations.setdefault(task, deque(maxlen=ENDED_KEPT)).append(incarnation)

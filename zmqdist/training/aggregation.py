@@ -54,8 +54,8 @@ def member(cls: type[Mode], kind: str, value: Any) -> Mode:
     name = getattr(value, "name", value)
     if isinstance(name, str) and name.upper() in cls.__members__:
         return cls[name.upper()]
-    known = ", ".join(repr(each.value) for each in cls)
-    raise ValueError(f"invalid variable {kind} mode: {value!r}; wanted one of {known}")
+    modes = ", ".join(repr(mode.value) for mode in cls)
+    raise ValueError(f"invalid variable {kind} mode: {value!r}; wanted one of {modes}")
 
 
 def aggregated(values: tuple[Any, ...], how: VariableAggregation, name: str) -> Any:

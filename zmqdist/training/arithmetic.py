@@ -191,16 +191,18 @@ class ArrayLike(NDArrayOperatorsMixin):
           InvalidArgumentError: a position is out of range, is not of integers, or has more numbers
             than the variable has axes.
         """
-        places = np.asarray(indices)
-        if places.ndim == 0 or not 1 <= places.shape[-1] <= self.ndim:
+        positions = np.asarray(indices)
+        if positions.ndim == 0 or not 1 <= positions.shape[-1] <= self.ndim:
             raise InvalidArgumentError(
-                f"{self.label} of shape {self.shape}: indices of shape {places.shape} are "
+                f"{self.label} of shape {self.shape}: indices of shape {positions.shape} are "
                 f"not positions in it"
             )
-        for axis in range(places.shape[-1]):
-            checked_numbers(self.label, places[..., axis], self.shape[axis])
-        found: NDArray[Any] = self[tuple(places[..., axis] for axis in range(places.shape[-1]))]
-        return found
+        for axis in range(positions.shape[-1]):
+            checked_numbers(self.label, positions[..., axis], self.shape[axis])
+        items: NDArray[Any] = self[
+            tuple(positions[..., axis] for axis in range(positions.shape[-1]))
+        ]
+        return items
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         """Return the value as an array. NumPy calls this method to convert a variable.
@@ -209,13 +211,13 @@ class ArrayLike(NDArrayOperatorsMixin):
           ValueError: the value cannot be cast to `dtype` by NumPy's "same_kind" rule, such as
             floats to integers.
         """
-        wanted = self.dtype if dtype is None else np.dtype(dtype)
-        if not np.can_cast(self.dtype, wanted, "same_kind"):
+        target_dtype = self.dtype if dtype is None else np.dtype(dtype)
+        if not np.can_cast(self.dtype, target_dtype, "same_kind"):
             raise ValueError(
                 f"variable {self.name!r} holds {self.dtype}, which is not of the kind of "
-                f"{wanted}: use .numpy().astype(...)"
+                f"{target_dtype}: use .numpy().astype(...)"
             )
-        value = np.asarray(self.numpy(), wanted)
+        value = np.asarray(self.numpy(), target_dtype)
         return value.copy() if copy else value
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:

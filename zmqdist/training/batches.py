@@ -48,16 +48,14 @@ def read_all(variables: Any) -> Any:
             by_session.setdefault((part.storage.client, part.storage.session), []).append(part)
         else:
             values[key] = part.numpy()
-    reads = [
-        each.read([part.storage.ref for part in wanted]) for (each, _), wanted in by_session.items()
-    ]
-    for wanted, versions_and_values in zip(by_session.values(), all_values(reads), strict=True):
-        for part, (_, value) in zip(wanted, versions_and_values, strict=True):
+    reads = [ps.read([part.storage.ref for part in group]) for (ps, _), group in by_session.items()]
+    for group, versions_and_values in zip(by_session.values(), all_values(reads), strict=True):
+        for part, (_, value) in zip(group, versions_and_values, strict=True):
             values[part.storage.key] = value if value.shape else value[()]
 
     def value_of(leaf: Any) -> Any:
-        found = [values[part.storage.key] for part in _parts(leaf)]
-        return leaf if not found else found[0] if len(found) == 1 else joined(found)
+        shards = [values[part.storage.key] for part in _parts(leaf)]
+        return leaf if not shards else shards[0] if len(shards) == 1 else joined(shards)
 
     return nest.map_contents(value_of, variables)
 
@@ -99,16 +97,16 @@ def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> No
     """
     by_session: dict[Destination, list[tuple[RemoteStorage, client.Change]]] = {}
     local: list[tuple[LocalStorage, client.Change]] = []
-    seen = set()
+    keys = set()
     for grad, variable in pairs:
         shares = variable.shares(grad) if isinstance(variable, ShardedVariable) else [grad]
         for part, share in zip(_parts(variable), shares, strict=True):
-            if part.storage.key in seen:
+            if part.storage.key in keys:
                 raise InvalidArgumentError(
                     f"{part.storage.ref} occurs twice in grads_and_vars: add up its "
                     f"gradients, so that it makes one step"
                 )
-            seen.add(part.storage.key)
+            keys.add(part.storage.key)
             change = client.apply(part.storage.ref, optimizer, share)
             if isinstance(part.storage, RemoteStorage):
                 by_session.setdefault((part.storage.client, part.storage.session), []).append(
@@ -116,11 +114,11 @@ def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> No
                 )
             else:
                 local.append((part.storage, change))
-    steps = [wanted[0][0].in_step(step) for wanted in by_session.values()]
-    started: list[Future] = [storage.change(change, optimizer) for storage, change in local]
-    for ((each, _), wanted), how in zip(by_session.items(), steps, strict=True):
-        started.append(each.update([(storage.ref, change) for storage, change in wanted], **how))
-    all_values(started)
+    steps = [group[0][0].in_step(step) for group in by_session.values()]
+    changes: list[Future] = [storage.change(change, optimizer) for storage, change in local]
+    for ((ps, _), group), how in zip(by_session.items(), steps, strict=True):
+        changes.append(ps.update([(storage.ref, change) for storage, change in group], **how))
+    all_values(changes)
 
 
 def _parts(leaf: Any) -> list[Variable]:

@@ -122,11 +122,11 @@ class ClusterConnection:
                 listening, {("ps", index): address for index, address in enumerate(self.ps)}
             )
             states = self._worker_states()
-            found = probe.result()
+            listeners = probe.result()
         for index, address in enumerate(self.ps):
             states.append(
                 None
-                if ("ps", index) in found
+                if ("ps", index) in listeners
                 else errors.UnavailableError(
                     f"{_task_name('ps', index)} at {address} does not answer"
                 )
@@ -134,18 +134,19 @@ class ClusterConnection:
         return states
 
     def _worker_states(self) -> list[errors.UnavailableError | None]:
-        wanted = self.workers
+        workers = self.workers
         try:
             status = self._call_dispatcher("status")
         except errors.OpError as error:
             text = f"is in an unknown state, because the dispatcher at {self.target} does not answer: {error.message}"
             return [
-                errors.UnavailableError(f"{_task_name('worker', index)} {text}") for index in wanted
+                errors.UnavailableError(f"{_task_name('worker', index)} {text}")
+                for index in workers
             ]
         rows = {row["name"]: row["state"] for row in status["workers"]}
         losses = {loss["name"]: loss["reason"] for loss in status["losses"]}
         states: list[errors.UnavailableError | None] = []
-        for index in wanted:
+        for index in workers:
             name = f"worker:{index}"
             if rows.get(name, "") in ("alive", "leaving"):
                 states.append(None)
@@ -202,17 +203,17 @@ class ClusterConnection:
           DrainRefusedError: values or work would be lost. The error has their names.
           UnavailableError: the dispatcher does not answer.
         """
-        wanted = self.workers
+        workers = self.workers
         if not force:
             reply = self._drain(index, grace_s, dry_run=True)
             if reply is not None and reply["refused"]:
                 raise errors.DrainRefusedError(reply["reports"])
-        if index in wanted:
+        if index in workers:
             # Dismiss the worker before it leaves, because a wanted worker that has left is invited
             # again.
             self._dismiss(index)
-        if self._drain(index, grace_s, dry_run=False) is None and index not in wanted:
-            raise ValueError(f"there is no worker {index} in this cluster; it has {list(wanted)}")
+        if self._drain(index, grace_s, dry_run=False) is None and index not in workers:
+            raise ValueError(f"there is no worker {index} in this cluster; it has {list(workers)}")
 
     def _drain(self, index: int, grace_s: float, *, dry_run: bool) -> dict[str, Any] | None:
         """Have the dispatcher drain a worker, even if work or values are lost, and return the
@@ -421,12 +422,12 @@ def stop_servers(
     Returns:
       The addresses of the servers that have confirmed that they stop.
     """
-    found = listening(
+    listeners = listening(
         {("", number): address for number, address in enumerate(addresses) if address}
     )
     calls = []
     due = time.monotonic() + grace_s
-    for _, number in sorted(found):
+    for _, number in sorted(listeners):
         address = addresses[number]
         client = ZmqClient(
             address, "ends the cluster", security=credentials.client(address, "submit")
@@ -434,15 +435,15 @@ def stop_servers(
         calls.append(
             (address, client, internal_client.start(client, "server.stop", grace_s, due=due))
         )
-    ended = []
+    confirmed = []
     for address, client, call in calls:
         code, text = call.get_error()
         client.close()
         if code:
             log.warning("the server at %s did not confirm that it stops: %s", address, text)
         else:
-            ended.append(address)
-    return ended
+            confirmed.append(address)
+    return confirmed
 
 
 # -- servers that run already ----------------------------------------------------------------------
@@ -504,7 +505,7 @@ def _dispatcher(
 def _host_for(addresses: list[str]) -> str:
     """Return an address of this host that the tasks can reach. It is a loopback address only if all
     tasks are on this host."""
-    found = "127.0.0.1"
+    best = "127.0.0.1"
     for address in addresses:
         try:
             host = own_host(address)
@@ -514,8 +515,8 @@ def _host_for(addresses: list[str]) -> str:
             continue
         if not is_loopback(host):
             return host
-        found = host
-    return found
+        best = host
+    return best
 
 
 def _wait(
@@ -630,16 +631,16 @@ def _launched(timeout_s: float, config: Any) -> ClusterConnection:
     until = time.monotonic() + timeout_s
     pause = threading.Event()
     while troubles := [state for state in connection.task_states() if state is not None]:
-        gone = [
+        ends = [
             f"{_task_name('ps', index)}: {why}"
             for index in range(len(connection.ps))
             if (why := connection.why_gone(index))
         ]
-        if gone or time.monotonic() >= until:
+        if ends or time.monotonic() >= until:
             connection.close()
             text = f"not all tasks of the cluster answered within {timeout_s:g} s: "
             raise errors.UnavailableError(
-                "; ".join(gone) or text + "; ".join(state.message for state in troubles)
+                "; ".join(ends) or text + "; ".join(state.message for state in troubles)
             )
         pause.wait(0.05)
     return connection
@@ -657,6 +658,6 @@ def _let_go(close: Callable[[bool], object], client: ZmqClient | None) -> None:
 
 
 @atexit.register
-def _close_all() -> None:
+def _close_open() -> None:
     for connection in list(_open):
         connection.close()

@@ -192,13 +192,13 @@ def in_replica(replica: ReplicaContext | None) -> Iterator[None]:
 def in_scope(strategy: Any, creator: Creator) -> Iterator[None]:
     """Return a context manager that enters the scope of a strategy. Raises RuntimeError inside
     another strategy's scope."""
-    check_not_in_another(strategy)
+    check_one_strategy(strategy)
     scopes, creators = (*thread_state.scopes, strategy), (*thread_state.creators, creator)
     with entered(scopes=scopes, replica=None, creators=creators):
         yield
 
 
-def check_not_in_another(strategy: Any) -> None:
+def check_one_strategy(strategy: Any) -> None:
     """Raise RuntimeError if the calling thread is in the scope or the `run` of another strategy."""
     current = get_strategy()
     if current is not None and current.session != strategy.session:

@@ -145,10 +145,12 @@ def _table(params: Any) -> tuple[Sequence[Any], Sequence[int]]:
     elif (
         isinstance(params, list | tuple)
         and params
-        and all(isinstance(one, ArrayLike) for one in params)
+        and all(isinstance(variable, ArrayLike) for variable in params)
     ):
         variables = [
-            shard for one in params for shard in (getattr(one, "variables", None) or [one])
+            shard
+            for variable in params
+            for shard in (getattr(variable, "variables", None) or [variable])
         ]
     else:
         raise TypeError(
@@ -156,18 +158,20 @@ def _table(params: Any) -> tuple[Sequence[Any], Sequence[int]]:
         )
     like = variables[0]
     if any(
-        not one.shape or one.shape[1:] != like.shape[1:] or one.dtype != like.dtype
-        for one in variables
+        not variable.shape or variable.shape[1:] != like.shape[1:] or variable.dtype != like.dtype
+        for variable in variables
     ):
-        shapes = ", ".join(f"{one.name!r} {one.dtype}{one.shape}" for one in variables)
+        shapes = ", ".join(
+            f"{variable.name!r} {variable.dtype}{variable.shape}" for variable in variables
+        )
         raise ValueError(f"the variables of a table need rows of one shape and dtype, not {shapes}")
-    return variables, tuple(accumulate((one.shape[0] for one in variables), initial=0))
+    return variables, tuple(accumulate((variable.shape[0] for variable in variables), initial=0))
 
 
 def _name(params: Any, variables: Sequence[Any]) -> str:
     if isinstance(params, ArrayLike):
         return params.label
-    return f"the table of variables {', '.join(repr(one.name) for one in variables)}"
+    return f"the table of variables {', '.join(repr(variable.name) for variable in variables)}"
 
 
 def _shortened(rows: NDArray[Any], max_norm: float | None) -> NDArray[Any]:
@@ -202,10 +206,10 @@ def _bags(ids: Any, weights: Any) -> Bags:
         )
     if isinstance(ids, Sparse) and len(ids.shape()) > 1:
         shape = ids.shape()[:-1]
-        places = np.asarray(ids.indices, np.int64).reshape(-1, len(shape) + 1)
+        positions = np.asarray(ids.indices, np.int64).reshape(-1, len(shape) + 1)
         return Bags(
             numbers,
-            np.ravel_multi_index(tuple(places[:, :-1].T), shape).astype(np.int64),
+            np.ravel_multi_index(tuple(positions[:, :-1].T), shape).astype(np.int64),
             bag_weights,
             shape,
         )
@@ -252,13 +256,13 @@ def _combined(params: Any, bags: Bags, combiner: str, max_norm: float | None) ->
     if combiner not in COMBINERS:
         raise ValueError(f"combiner must be one of {', '.join(COMBINERS)}, not {combiner!r}")
     check_type("max_norm", max_norm, float | None, "a number or None")
-    ids, places = np.unique(bags.ids, return_inverse=True)
+    ids, positions = np.unique(bags.ids, return_inverse=True)
     rows = embedding_lookup(params, ids, max_norm)
     # sum float16 values as float32, which is more exact
     exact = np.result_type(rows.dtype, np.float32)
     weights = np.ones(len(bags.ids), exact) if bags.weights is None else bags.weights.astype(exact)
     along_rows = (-1, *[1] * (rows.ndim - 1))
-    weighted = rows[places].astype(exact, copy=False) * weights.reshape(along_rows)
+    weighted = rows[positions].astype(exact, copy=False) * weights.reshape(along_rows)
     order = np.argsort(bags.bags, kind="stable")
     numbers, starts = np.unique(bags.bags[order], return_index=True)
     result = np.zeros((math.prod(bags.shape), *rows.shape[1:]), exact)
@@ -270,5 +274,5 @@ def _combined(params: Any, bags: Bags, combiner: str, max_norm: float | None) ->
             divisor = (divisor if combiner == "mean" else np.sqrt(divisor)).reshape(along_rows)
             total = np.divide(total, divisor, out=np.zeros_like(total), where=divisor != 0)
         result[numbers] = total
-    kept = rows.dtype if rows.dtype.kind in "fc" else exact
-    return result.reshape(*bags.shape, *rows.shape[1:]).astype(kept, copy=False)
+    result_dtype = rows.dtype if rows.dtype.kind in "fc" else exact
+    return result.reshape(*bags.shape, *rows.shape[1:]).astype(result_dtype, copy=False)

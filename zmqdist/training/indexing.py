@@ -90,16 +90,16 @@ def _plain(items: list[Any], shape: Sequence[int]) -> list[Any]:
             expanded.append(item)
         else:
             expanded.append(_number(item))
-    taken = sum(_axes_of(item) for item in expanded)
+    axes = sum(_axes_of(item) for item in expanded)
     ellipses = sum(item is Ellipsis for item in expanded)
-    if taken > len(shape):
+    if axes > len(shape):
         raise IndexError(
             f"too many indices: a variable of shape {tuple(shape)} has {len(shape)} axes, but "
-            f"{taken} were indexed"
+            f"{axes} were indexed"
         )
     if ellipses > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")
-    filling = [slice(None)] * (len(shape) - taken)
+    filling = [slice(None)] * (len(shape) - axes)
     if ellipses:
         position = next(position for position, item in enumerate(expanded) if item is Ellipsis)
         expanded[position:position] = filling
@@ -132,10 +132,10 @@ def _first_axis(item: Any, size: int) -> tuple[Rows, Any]:
     """Return the rows that `item`, the index of axis 0, selects, and the index to use for this axis
     within these rows."""
     if isinstance(item, slice):
-        wanted = range(*item.indices(size))
-        if wanted.step > 0:
-            return wanted, slice(None)
-        return wanted[::-1], slice(None, None, -1)
+        rows_range = range(*item.indices(size))
+        if rows_range.step > 0:
+            return rows_range, slice(None)
+        return rows_range[::-1], slice(None, None, -1)
     if isinstance(item, int):
         row = in_bounds(np.array([item]), size)[0]
         return range(int(row), int(row) + 1), 0

@@ -55,8 +55,8 @@ def offsets_of(rows: int, shards: int) -> tuple[int, ...]:
     """Return the offsets of shards: shard i has the rows from offsets[i] up to, but not including,
     offsets[i + 1]. There is one more offset than there are shards.
     """
-    each, more = divmod(rows, shards)
-    return tuple(index * each + min(index, more) for index in range(shards + 1))
+    size, more = divmod(rows, shards)
+    return tuple(index * size + min(index, more) for index in range(shards + 1))
 
 
 def shards_of(
@@ -71,17 +71,17 @@ def shards_of(
     """
     if partitioner is None or not len(shape):
         return 1
-    wanted = partitioner(shape=tuple(shape), dtype=np.dtype(dtype))
-    text = f"variable_partitioner returned {wanted!r} for a variable of shape {tuple(shape)}:"
-    if wanted is None or not len(wanted) or int(wanted[0]) < 1:
+    counts = partitioner(shape=tuple(shape), dtype=np.dtype(dtype))
+    text = f"variable_partitioner returned {counts!r} for a variable of shape {tuple(shape)}:"
+    if counts is None or not len(counts) or int(counts[0]) < 1:
         raise ValueError(
             f"{text} it must return a list that begins with the number of shards, such as [2, 1]"
         )
-    if any(number != 1 for number in wanted[1:]):
+    if any(number != 1 for number in counts[1:]):
         raise ValueError(
             f"{text} only the first axis can be cut, so all numbers but the first must be 1"
         )
-    return max(1, min(int(wanted[0]), int(shape[0])))
+    return max(1, min(int(counts[0]), int(shape[0])))
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
@@ -225,10 +225,10 @@ def _ways_to_ask(function: Callable[..., Any]) -> set[str]:
     if "shard_info" in by_name:
         return {"shard_info"}
     part_parameters = {"partition_shape", "partition_offset"}
-    takes_any = any(
+    has_kwargs = any(
         parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
     )
-    return part_parameters if takes_any or part_parameters <= by_name else set()
+    return part_parameters if has_kwargs or part_parameters <= by_name else set()
 
 
 def _array(name: str, value: Any, dtype: DTypeLike | None) -> NDArray[Any]:

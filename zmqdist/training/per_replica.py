@@ -93,15 +93,15 @@ def reduce_replicas(
         if leaf is None:
             return None
         values = local_results(leaf)
-        same = len(values) == 1 and replicas > 1
-        if same and op is ReduceOp.SUM and (np.ndim(leaf) or np.any(np.asarray(leaf))):
+        is_shared = len(values) == 1 and replicas > 1
+        if is_shared and op is ReduceOp.SUM and (np.ndim(leaf) or np.any(np.asarray(leaf))):
             raise ValueError(
                 f"{leaf!r} is the same in all {replicas} replicas: its sum means nothing; reduce "
                 f"what `run` returned"
             )
         if axes is None:
             return values[0] if len(values) == 1 else _summed(values, op, len(values))
-        parts = [plain_array(each, "the value of a replica") for each in values]
+        parts = [plain_array(item, "the value of a replica") for item in values]
         count = sum(_count(part, axes) for part in parts)
         return _summed([part.sum(axis=axes) for part in parts], op, count)
 
@@ -125,6 +125,6 @@ def gather_replicas(value: Any, axis: int) -> Any:
     def gathered(leaf: Any) -> Any:
         if not isinstance(leaf, PerReplica):
             return leaf
-        return joined([plain_array(each, "the value of a replica") for each in leaf.values], axis)
+        return joined([plain_array(item, "the value of a replica") for item in leaf.values], axis)
 
     return nest.map_contents(gathered, value)

@@ -112,7 +112,7 @@ class Recruitment:
     that returns effects is one event."""
 
     def __init__(self) -> None:
-        self._wanted: dict[int, _Wanted] = {}
+        self._tasks: dict[int, _Wanted] = {}
         self._present: Set[int] = frozenset()
         self._invitations: dict[int, int] = {}
         """The index of each invitation in flight, by number."""
@@ -121,13 +121,13 @@ class Recruitment:
     @property
     def addresses(self) -> dict[int, str]:
         """The address of each wanted worker, by index, sorted."""
-        return {index: task.address for index, task in sorted(self._wanted.items())}
+        return {index: task.address for index, task in sorted(self._tasks.items())}
 
     @property
     def missing(self) -> list[int]:
         """The indices of the wanted workers that do not work for the program yet, sorted."""
         return [
-            index for index, task in sorted(self._wanted.items()) if not self._works(index, task)
+            index for index, task in sorted(self._tasks.items()) if not self._works(index, task)
         ]
 
     @property
@@ -137,9 +137,9 @@ class Recruitment:
         """
         return min(
             (
-                self._wanted[index].retry_at
+                self._tasks[index].retry_at
                 for index in self.missing
-                if not self._wanted[index].invitation
+                if not self._tasks[index].invitation
             ),
             default=inf,
         )
@@ -148,7 +148,7 @@ class Recruitment:
         """Return (index, address, code, message) of a worker that fails with an error that waiting
         cannot change, as promise R5 says. Return None if there is no such worker."""
         for index in self.missing:
-            task = self._wanted[index]
+            task = self._tasks[index]
             patient = (
                 task.code == errors.ALREADY_EXISTS and now - task.failing_since < INVITE_PATIENCE_S
             )
@@ -160,12 +160,12 @@ class Recruitment:
         """Want the server at `address` as the worker of this index, in place of any server that was
         wanted for this index before."""
         effects = self.drop(index)
-        self._wanted[index] = _Wanted(address)
+        self._tasks[index] = _Wanted(address)
         return effects + self.ticked(now)
 
     def drop(self, index: int) -> list[RecruitmentEffect]:
         """Stop wanting the worker of this index, and drop its invitation if one is in flight."""
-        task = self._wanted.pop(index, None)
+        task = self._tasks.pop(index, None)
         if task is None or not task.invitation:
             return []
         del self._invitations[task.invitation]
@@ -184,7 +184,7 @@ class Recruitment:
         index = self._invitations.pop(invitation, None)
         if index is None:  # promise R4: ignore the reply to a dropped invitation
             return []
-        task = self._wanted[index]
+        task = self._tasks[index]
         task.invitation = 0
         task.retry_at = now + AGAIN_S
         effects: list[RecruitmentEffect] = [DropInvitation(invitation)]
@@ -201,7 +201,7 @@ class Recruitment:
         """Invite each wanted worker whose `retry_at` has passed."""
         effects: list[RecruitmentEffect] = []
         for index in self.missing:
-            task = self._wanted[index]
+            task = self._tasks[index]
             if task.invitation or task.retry_at > now:
                 continue
             self._last += 1

@@ -163,10 +163,10 @@ def once_for_all(variable: Any, value: Any, start: Callable[[Any], Future]) -> F
         return start(value)
 
     def merge(_strategy: Any, variables: PerReplica, per_replica_values: PerReplica) -> None:
-        for other in variables.values:
-            if other is not variable:
+        for handle in variables.values:
+            if handle is not variable:
                 raise RuntimeError(
-                    f"replicas change variables {variable.name!r} and {other.name!r} at the same "
+                    f"replicas change variables {variable.name!r} and {handle.name!r} at the same "
                     f"time: all replicas have to make the same "
                     "changes in the same order, because their changes are combined into one"
                 )

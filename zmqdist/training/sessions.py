@@ -111,8 +111,8 @@ class StrategySession:
         # the connection.
         self._end.atexit = False
         try:
-            for each in clients:
-                each.open(_program, self.number)
+            for ps in clients:
+                ps.open(_program, self.number)
         except BaseException:
             self.close()
             raise
@@ -132,8 +132,8 @@ class StrategySession:
         fail, for `recovery_s` if the strategy has it, the server is lost.
         """
         self.check_open()
-        for ps, each in enumerate(self.clients):
-            call = each.watch(f"ps:{ps}", self.number, self._recovery_s)
+        for ps, ps_client in enumerate(self.clients):
+            call = ps_client.watch(f"ps:{ps}", self.number, self._recovery_s)
             call.when_done(partial(_watch_ended, call, lost))
 
     def create_variable(self, name: str, initial: Initial, ps: int) -> RemoteStorage:
@@ -253,17 +253,17 @@ class StrategySession:
         with _lock:
             # after the end of the session, `client_of` would make a client that no code closes
             still_used = self._end.alive and _used[refs[0].address] > 0
-            each = client.client_of(refs[0].address) if still_used else None
-        if each is not None:
-            each.drop(refs).get_value()
+            ps = client.client_of(refs[0].address) if still_used else None
+        if ps is not None:
+            ps.drop(refs).get_value()
 
     def close(self) -> None:
         """Close the session, so that the servers drop its variables. Does not raise. A second call,
         or a call in a forked child, does nothing.
         """
-        ended = self._end.detach()
-        if ended is not None:
-            _close(*ended[2])
+        finalizer = self._end.detach()
+        if finalizer is not None:
+            _close(*finalizer[2])
 
 
 def _initial_value(initial: Initial) -> Any:
@@ -288,8 +288,8 @@ def _close(number: int, addresses: list[str], program: int) -> None:
     finally:
         with _lock:
             _used.subtract(addresses)
-            ended = [address for address in addresses if _used[address] <= 0]
-            for address in ended:
+            unused = [address for address in addresses if _used[address] <= 0]
+            for address in unused:
                 del _used[address]
                 # Release the client under the lock, so that a session that begins meanwhile either
                 # keeps this client open, or gets a new client.

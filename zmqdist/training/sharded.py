@@ -67,49 +67,49 @@ class ShardedVariable(ArrayLike):
             not isinstance(variables, list | tuple)
             or not variables
             or not all(
-                isinstance(one, ArrayLike) and not isinstance(one, ShardedVariable)
-                for one in variables
+                isinstance(shard, ArrayLike) and not isinstance(shard, ShardedVariable)
+                for shard in variables
             )
         ):
             raise TypeError(f"variables should be a non-empty list of Variables, not {variables!r}")
         first = variables[0]
-        for one in variables[1:]:
-            if one.dtype != first.dtype:
+        for shard in variables[1:]:
+            if shard.dtype != first.dtype:
                 raise ValueError(
-                    f"all shards must have the same dtype, but {first.name!r} and {one.name!r} "
-                    f"have {first.dtype} and {one.dtype}"
+                    f"all shards must have the same dtype, but {first.name!r} and {shard.name!r} "
+                    f"have {first.dtype} and {shard.dtype}"
                 )
-        for one in variables:
-            if not one.shape or one.shape[1:] != first.shape[1:]:
+        for shard in variables:
+            if not shard.shape or shard.shape[1:] != first.shape[1:]:
                 raise ValueError(
                     f"all shards must have the same shapes except for the first axis, but "
-                    f"{first.name!r} and {one.name!r} have "
-                    f"{first.shape} and {one.shape}"
+                    f"{first.name!r} and {shard.name!r} have "
+                    f"{first.shape} and {shard.shape}"
                 )
-            container = getattr(one, "_sharded_container", None)
+            container = getattr(shard, "_sharded_container", None)
             if container is not None and container() is not None:
                 raise ValueError(
-                    f"variable {one.name!r} is a shard of {container().name!r} already"
+                    f"variable {shard.name!r} is a shard of {container().name!r} already"
                 )
         self._set(tuple(variables), name)
 
     def _set(self, variables: tuple[Any, ...], name: str) -> None:
         self._variables = variables
         self.name = name
-        self.offsets = tuple(accumulate((one.shape[0] for one in variables), initial=0))
+        self.offsets = tuple(accumulate((shard.shape[0] for shard in variables), initial=0))
         self.shape = (self.offsets[-1], *variables[0].shape[1:])
         first = variables[0]
         self.dtype, self.trainable = first.dtype, first.trainable
         self.aggregation, self.synchronization = first.aggregation, first.synchronization
         self.label = f"variable {name!r}"
-        for one in variables:
-            one._sharded_container = weakref.ref(self)
+        for shard in variables:
+            shard._sharded_container = weakref.ref(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (self._variables, self.name)
 
     def __repr__(self) -> str:
-        shards = ", ".join(str(one.shape[0]) for one in self._variables)
+        shards = ", ".join(str(shard.shape[0]) for shard in self._variables)
         return f"<ShardedVariable {self.name!r} shape={self.shape} dtype={self.dtype} in shards of {shards} rows>"
 
     # -- shards
@@ -128,7 +128,7 @@ class ShardedVariable(ArrayLike):
     @property
     def version(self) -> tuple[int, ...]:
         """The version of each shard, as `Variable.version` describes it."""
-        return tuple(one.version for one in self._variables)
+        return tuple(shard.version for shard in self._variables)
 
     # -- reading
 
@@ -264,8 +264,8 @@ class ShardedVariable(ArrayLike):
         def start(grad: Any) -> Gathered:
             shares = self.shares(grad)
             return Gathered(
-                one.start_apply(fn, part, step)
-                for one, part in zip(self._variables, shares, strict=True)
+                shard.start_apply(fn, part, step)
+                for shard, part in zip(self._variables, shares, strict=True)
             )
 
         return once_for_all(self, grad, start)
@@ -281,10 +281,12 @@ class ShardedVariable(ArrayLike):
         if not isinstance(grad, IndexedSlices):
             return list(self._cut(self._fitting(grad)))
         rows, values = self._fitting_rows(grad)
-        split = {owner: (local, places) for owner, local, places in split_rows(self.offsets, rows)}
+        split = {
+            owner: (local, positions) for owner, local, positions in split_rows(self.offsets, rows)
+        }
         nothing = (np.empty(0, np.int64), np.empty(0, np.intp))
         parts = [split.get(index, nothing) for index in range(len(self._variables))]
-        return [IndexedSlices(values[places], local) for local, places in parts]
+        return [IndexedSlices(values[positions], local) for local, positions in parts]
 
     def compare_and_set(self, value: Any, *, version: Any = None, expected: Any = None) -> NoReturn:
         """Raise UnimplementedError, because several shards cannot be compared and set atomically.
@@ -316,8 +318,8 @@ class ShardedVariable(ArrayLike):
         def start(value: Any) -> Gathered:
             parts = self._cut(self._fitting(value))
             return Gathered(
-                one.start_update(kind, part)
-                for one, part in zip(self._variables, parts, strict=True)
+                shard.start_update(kind, part)
+                for shard, part in zip(self._variables, parts, strict=True)
             )
 
         return once_for_all(self, value, start)
@@ -344,8 +346,8 @@ class ShardedVariable(ArrayLike):
         def start(delta: IndexedSlices) -> Gathered:
             rows, values = self._fitting_rows(delta)
             return Gathered(
-                self._variables[owner].start_scatter(kind, local, values[places])
-                for owner, local, places in split_rows(self.offsets, rows)
+                self._variables[owner].start_scatter(kind, local, values[positions])
+                for owner, local, positions in split_rows(self.offsets, rows)
             )
 
         return once_for_all(self, IndexedSlices(values, indices), start)
@@ -379,9 +381,11 @@ def _unpickled(variables: tuple[Any, ...], name: str) -> ShardedVariable:
     """Return this process's ShardedVariable of these shards. Make it if the process does not have
     it."""
     container = getattr(variables[0], "_sharded_container", None)
-    known = None if container is None else container()
-    if known is not None and list(map(id, known._variables)) == list(map(id, variables)):
-        return known  # type: ignore[no-any-return]
+    whole_variable = None if container is None else container()
+    if whole_variable is not None and list(map(id, whole_variable._variables)) == list(
+        map(id, variables)
+    ):
+        return whole_variable  # type: ignore[no-any-return]
     whole = ShardedVariable.__new__(ShardedVariable)
     whole._set(variables, name)
     return whole

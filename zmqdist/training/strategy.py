@@ -354,8 +354,8 @@ class ParameterServerStrategy(OnWorkers):
             self.ps_session = StrategySession(
                 self.cluster.ps, self.cluster.credentials, steps, recovery_s
             )
-            for ps, each in enumerate(self.ps_session.clients):
-                each.ask_when_lost(partial(_why_gone, weakref.ref(self.cluster), ps))
+            for ps, ps_client in enumerate(self.ps_session.clients):
+                ps_client.ask_when_lost(partial(_why_gone, weakref.ref(self.cluster), ps))
         except BaseException:
             self.cluster.close()
             raise
@@ -432,7 +432,7 @@ class ParameterServerStrategy(OnWorkers):
           RuntimeError: inside another strategy's scope or `run`.
           FailedPreconditionError: the strategy was closed.
         """
-        context.check_not_in_another(self)
+        context.check_one_strategy(self)
         self.coordinator  # noqa: B018  makes the coordinator
         with context.in_scope(self, self._create):
             yield self
@@ -490,7 +490,7 @@ class ParameterServerStrategy(OnWorkers):
             return self._sharded(next_creator, name, initial, shards, kwargs)
         kwargs.update(name=name, initial_value=initial.source)
         kwargs["device"] = (
-            self._place(name, initial.shape, initial.dtype) if beside is None else beside.device
+            self._ps_device(name, initial.shape, initial.dtype) if beside is None else beside.device
         )
         return next_creator(**kwargs)
 
@@ -509,7 +509,7 @@ class ParameterServerStrategy(OnWorkers):
             rows = initial.rows(offsets[index], offsets[index + 1])
             shape = (offsets[index + 1] - offsets[index], *initial.shape[1:])
             part = f"{name}/part_{index}"
-            device = self._place(part, shape, initial.dtype)
+            device = self._ps_device(part, shape, initial.dtype)
             parts.append(
                 next_creator(
                     **{
@@ -523,7 +523,7 @@ class ParameterServerStrategy(OnWorkers):
             )
         return ShardedVariable(parts, name=name)
 
-    def _place(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+    def _ps_device(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
         return device_of("ps", self.shard_placement.place(name, shape, dtype))
 
     def _unique(self, name: str) -> str:

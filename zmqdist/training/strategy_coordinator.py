@@ -58,11 +58,11 @@ class CoordinatorSlot:
           FailedPreconditionError: the strategy was closed.
         """
         with self.lock:
-            known = self.coordinator
-            if known is None or (known._initialized and known._runtime.closed):
+            coordinator = self.coordinator
+            if coordinator is None or (coordinator._initialized and coordinator._runtime.closed):
                 strategy.ps_session.check_open()
-                known = self.coordinator = object.__new__(StrategyCoordinator)
-            return known
+                coordinator = self.coordinator = object.__new__(StrategyCoordinator)
+            return coordinator
 
 
 class StrategyCoordinator(ClusterCoordinator):
@@ -92,7 +92,9 @@ class StrategyCoordinator(ClusterCoordinator):
             self._onces = itertools.count(1)
             self._raised_losses: set[str] = set()
             lost = weakref.WeakMethod(self._lost)
-            strategy.ps_session.watch(lambda error: (found := lost()) is not None and found(error))
+            strategy.ps_session.watch(
+                lambda error: (report := lost()) is not None and report(error)
+            )
             self._initialized = True
 
     @property
@@ -121,12 +123,12 @@ class StrategyCoordinator(ClusterCoordinator):
             that arrived twice would take the place of another worker's gradient; otherwise it means
             False.
         """
-        chosen: Any = fn if once is None or not callable(fn) else _Chosen(fn, once)
-        return super().schedule(chosen, args, kwargs, **how)
+        marked: Any = fn if once is None or not callable(fn) else _Chosen(fn, once)
+        return super().schedule(marked, args, kwargs, **how)
 
     def _schedule(self, fn: Any, args: tuple[Any, ...], *how: Any) -> RemoteValue:
         if context.thread_state.scopes:
-            context.check_not_in_another(self._scheduled_on)
+            context.check_one_strategy(self._scheduled_on)
         fn, once = fn if isinstance(fn, _Chosen) else (fn, self._is_once(None))
         if callable(fn):
             if once:
@@ -162,9 +164,9 @@ class StrategyCoordinator(ClusterCoordinator):
             super()._end_round(until, timeout)
         except Exception as error:
             self._raised_losses.update(
-                each.address
-                for each in (error, *getattr(error, "failures", ()))
-                if isinstance(each, PSUnavailableError)
+                failure.address
+                for failure in (error, *getattr(error, "failures", ()))
+                if isinstance(failure, PSUnavailableError)
             )
             raise
 

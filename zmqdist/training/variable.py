@@ -303,9 +303,9 @@ class Variable(ArrayLike):
         cache = thread_state.cache
         if cache is None or self.storage.task is None:
             return Then(self.storage.read(), lambda reply: _scalar(reply[1]))
-        found, key = cache.get(self.storage.key), self.storage.key
-        if found is not None:
-            return ReadyValue(_scalar(read_cache.for_reader(found)))
+        cached, key = cache.get(self.storage.key), self.storage.key
+        if cached is not None:
+            return ReadyValue(_scalar(read_cache.for_reader(cached)))
 
         def keep(reply: tuple[int, Array]) -> Any:
             return _scalar(read_cache.for_reader(cache.setdefault(key, reply[1])))
@@ -429,23 +429,27 @@ def handle(
     """Return this process's handle of the variable in `storage`. Make a handle if the process has
     none."""
     with _lock:
-        known = _handles.get(storage.key)
-        if known is None:
-            known = object.__new__(Variable)
-            known.storage = storage
-            known.name, known.shape, known.dtype = (
+        variable = _handles.get(storage.key)
+        if variable is None:
+            variable = object.__new__(Variable)
+            variable.storage = storage
+            variable.name, variable.shape, variable.dtype = (
                 storage.ref.name,
                 storage.ref.shape,
                 storage.ref.dtype,
             )
-            known.label, known.task, known.device = str(storage.ref), storage.task, storage.device
-            known.trainable, known.aggregation, known.synchronization = (
+            variable.label, variable.task, variable.device = (
+                str(storage.ref),
+                storage.task,
+                storage.device,
+            )
+            variable.trainable, variable.aggregation, variable.synchronization = (
                 trainable,
                 aggregation,
                 synchronization,
             )
-            _handles[storage.key] = known
-        return known
+            _handles[storage.key] = variable
+        return variable
 
 
 def _create(**kwargs: Any) -> Any:

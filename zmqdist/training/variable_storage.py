@@ -36,7 +36,7 @@ class RemoteStorage:
       key: the identity of the variable, which is equal for all its handles.
       device, task: the server that holds the value.
       session: session number of the strategy that made the variable.
-      version_seen: the highest version of the variable in any reply that this object has received.
+      last_version: the highest version of the variable in any reply that this object has received.
     """
 
     def __init__(self, ref: Ref, workers_per_step: int = 0, owner: Any = None) -> None:
@@ -54,7 +54,7 @@ class RemoteStorage:
         self.device = device_of("ps", int(ref.task.partition(":")[2]))
         self.session = ref.session
         self.workers_per_step = workers_per_step
-        self.version_seen = 1
+        self.last_version = 1
         self._owner = owner
         self._pickled_elsewhere = False
 
@@ -106,8 +106,8 @@ class RemoteStorage:
         reply."""
         if replies is None:
             return None
-        if replies[0][0] > self.version_seen:
-            self.version_seen = replies[0][0]
+        if replies[0][0] > self.last_version:
+            self.last_version = replies[0][0]
         return replies[0]
 
     def in_step(self, step: int | None) -> dict[str, Any]:
@@ -150,9 +150,9 @@ class LocalStorage:
             return ReadyValue((version, value.copy() if value.flags.writeable else value))
 
     def rows(self, rows: Rows) -> Future:
-        wanted = client.rows_wanted(self.ref, rows)
+        wire_rows = client.rows_on_wire(self.ref, rows)
         with self._hosted.lock:
-            return ReadyValue(self._hosted.rows(wanted))
+            return ReadyValue(self._hosted.rows(wire_rows))
 
     def saved(self) -> Future:
         with self._hosted.lock:

@@ -77,8 +77,8 @@ def packed_function(fn: Callable[..., Any]) -> PackedFunction:
     """
     # a function that cannot be hashed or weakly referenced is pickled each time
     with contextlib.suppress(TypeError):
-        if (known := _packed.get(fn)) is not None:
-            return known
+        if (cached := _packed.get(fn)) is not None:
+            return cached
     blob = trusted.pack_function(fn)
     packed = PackedFunction(hashlib.blake2b(blob, digest_size=16).digest(), blob)
     with contextlib.suppress(TypeError):
@@ -271,7 +271,7 @@ def rows_of(ref: Ref, indices: Any) -> NDArray[Any]:
     return array
 
 
-def rows_wanted(ref: Ref, rows: Any) -> Any:
+def rows_on_wire(ref: Ref, rows: Any) -> Any:
     """Return row numbers in the form in which the client sends them. A range is sent as its bounds,
     to save bytes. Raises as `rows_of` does."""
     return (rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows_of(ref, rows)
@@ -508,7 +508,7 @@ class PsClient:
           A PsCall whose value is a list of arrays, one for each variable.
         """
         refs = [ref for ref, _ in wanted]
-        args = refs[0].session, [(ref.number, rows_wanted(ref, rows)) for ref, rows in wanted]
+        args = refs[0].session, [(ref.number, rows_on_wire(ref, rows)) for ref, rows in wanted]
         return self._start(_subject(refs), "rows", *args, recovery_s=refs[0].recovery_s, due=due)
 
     def saved(self, refs: Sequence[Ref], due: float = inf) -> PsCall:
@@ -611,7 +611,9 @@ class PsClient:
             raise
         # Copy the arrays, because the request may be repeated after the caller has changed them.
         if sources and not still:
-            sources = [bytes(each) if isinstance(each, memoryview) else each for each in sources]
+            sources = [
+                bytes(source) if isinstance(source, memoryview) else source for source in sources
+            ]
         request = _Request(
             subject,
             PREFIX + method,
@@ -673,18 +675,18 @@ class PsClient:
     def ask_when_lost(self, why_gone: Callable[[], str]) -> None:
         """Set the function that returns why the ps does not start again, or "" if it may. Requests
         that wait for a lost ps call it."""
-        self._why_gone = why_gone
-        self._gone = ""
+        self._ask_reason = why_gone
+        self._loss_reason = ""
         self._asked_at = -inf
 
     def gone(self) -> str:
         """Return why the ps does not start again, or "" if it may. Asks at most once in
         PS_GONE_POLL_S."""
         now = time.monotonic()
-        if not self._gone and now >= self._asked_at + PS_GONE_POLL_S:
+        if not self._loss_reason and now >= self._asked_at + PS_GONE_POLL_S:
             self._asked_at = now
-            self._gone = self._why_gone()
-        return self._gone
+            self._loss_reason = self._ask_reason()
+        return self._loss_reason
 
     def forget_sent(self, functions: Sequence[PackedFunction]) -> None:
         """Record that the ps may have dropped these functions, so that they are sent again before
@@ -736,16 +738,16 @@ def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
         with _lock:
             client = _clients.get(address)
             if client is None or (credentials is not None and credentials != client.credentials):
-                known = credentials or _credentials.get(address)
-                if known is None:
+                keys = credentials or _credentials.get(address)
+                if keys is None:
                     # this process has unpickled a Ref, and has opened no session at this ps
                     role = "worker" if task_context.scheduled() else "submit"
                     client = _clients[address] = PsClient(
                         address, Credentials.from_environment(), role
                     )
                 else:
-                    client = _clients[address] = PsClient(address, known)
-                    _credentials[address] = known
+                    client = _clients[address] = PsClient(address, keys)
+                    _credentials[address] = keys
     return client
 
 

@@ -80,8 +80,8 @@ def cast(value: Any, dtype: np.dtype[Any], subject: str) -> NDArray[Any]:
         converted: NDArray[Any] = array.astype(dtype, casting="same_kind", copy=False)
     except (TypeError, ValueError, OverflowError, InvalidArgumentError):
         try:
-            array_given = np.asarray(value)
-            shown = f"{array_given.dtype} of shape {array_given.shape}"
+            source = np.asarray(value)
+            shown = f"{source.dtype} of shape {source.shape}"
         except ValueError:
             shown = "lists of unequal lengths"
         raise InvalidArgumentError(f"{subject} is of {dtype}, which cannot hold {shown}") from None
@@ -179,8 +179,8 @@ class Storage:
 
     def run(self, rows: range) -> Array:
         """Return an ascending range of rows of the value as a new array."""
-        found: Array = self.value[rows.start : rows.stop : rows.step].copy()
-        return found
+        copy: Array = self.value[rows.start : rows.stop : rows.step].copy()
+        return copy
 
     def scatter(self, op: str, indices: Array, rows: Array) -> None:
         """Apply a sparse update. `indices` are in bounds, and `rows` has the dtype of the value and
@@ -194,7 +194,7 @@ class Storage:
         if op in ("add", "sub"):
             indices, rows = self.summed(indices, rows)
         elif not self._owned(indices)[1]:
-            _at_each(ufunc, target, indices, rows)
+            _by_rows(ufunc, target, indices, rows)
             return
         touched = target[indices]
         _into(ufunc, touched, rows)
@@ -220,10 +220,10 @@ class Storage:
         """
         if self._marks is None:
             self._marks = np.empty(self.shape[0], np.int32)
-        places = np.arange(len(indices), dtype=np.int32)
-        self._marks[indices] = places
+        positions = np.arange(len(indices), dtype=np.int32)
+        self._marks[indices] = positions
         owners = self._marks[indices]
-        return owners, bool((owners == places).all())
+        return owners, bool((owners == positions).all())
 
 
 def mean_of(total: Array, count: int, out: Array | None = None) -> Array:
@@ -248,7 +248,7 @@ def _into(ufunc: Any, target: Array, rows: Array) -> None:
         ufunc(target, rows, out=target)
 
 
-def _at_each(ufunc: Any, target: Array, indices: Array, rows: Array) -> None:
+def _by_rows(ufunc: Any, target: Array, indices: Array, rows: Array) -> None:
     if ufunc is np.divide and target.dtype.kind in "iu":
         for index, row in zip(indices, rows, strict=True):
             _into(ufunc, target[index : index + 1], row)
@@ -300,7 +300,7 @@ class HostedVariable:
     def nbytes(self) -> int:
         """Number of bytes of the value, the slots, and the gradients of incomplete steps."""
         slots = sum(slot.nbytes for slots in list(self.slots.values()) for slot in slots.values())
-        return self.storage.nbytes + slots + sum(each.nbytes for each in list(self.sums.values()))
+        return self.storage.nbytes + slots + sum(total.nbytes for total in list(self.sums.values()))
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -315,11 +315,11 @@ class HostedVariable:
         Raises InvalidArgumentError if there are no such rows.
         """
         if isinstance(indices, (tuple, list)):
-            found = self.storage.run(self._range(*indices))
+            array = self.storage.run(self._range(*indices))
         else:
-            found = self.storage.gather(self._indices(indices))
-        self.bytes_out += found.nbytes
-        return found
+            array = self.storage.gather(self._indices(indices))
+        self.bytes_out += array.nbytes
+        return array
 
     def saved(self) -> dict[str, Array]:
         """Return slots and numbers of steps, under names such as "Adam/m" and "Adam/step". The
@@ -420,9 +420,9 @@ class HostedVariable:
 
     def _swap(self, version: Any, expected: Any, value: Any) -> Commit:
         array = self._value(value)
-        wanted = None if expected is None else self._value(expected)
+        expected_value = None if expected is None else self._value(expected)
         fits = version in (-1, self.version) and (
-            wanted is None or np.array_equal(wanted, self.storage.value)
+            expected_value is None or np.array_equal(expected_value, self.storage.value)
         )
         return self._assign(array) if fits else None
 
@@ -452,7 +452,7 @@ class HostedVariable:
 
     def _call(self, name: str, fn: Any, gradient: Any) -> Commit:
         checked = self.gradient(gradient)
-        gradient_given = (
+        gradient_argument = (
             IndexedSlices(checked[1], checked[0], self.storage.shape)
             if isinstance(checked, tuple)
             else checked
@@ -461,7 +461,7 @@ class HostedVariable:
         slots = {slot: array.copy() for slot, array in self.slots.get(name, {}).items()}
         step = self.step_counts.get(name, 0) + 1
         try:
-            returned = fn(value, gradient_given, slots, step)
+            returned = fn(value, gradient_argument, slots, step)
         except Exception as error:
             raise UnknownError(
                 f"{self.label}: update function {name} raised {type(error).__name__}: {error}"
@@ -563,12 +563,12 @@ class HostedVariable:
 
     def _rows(self, indices: Any, rows: Any) -> tuple[Array, Array]:
         checked, array = self._indices(indices), np.asarray(rows)
-        wanted = (len(checked), *self.storage.shape[1:])
-        if array.dtype != self.storage.dtype or array.shape not in (wanted, wanted[1:], ()):
-            text = f"{len(checked)} rows are {self.storage.dtype} of shape {wanted}, not {array.dtype} of {array.shape}"
+        shape = (len(checked), *self.storage.shape[1:])
+        if array.dtype != self.storage.dtype or array.shape not in (shape, shape[1:], ()):
+            text = f"{len(checked)} rows are {self.storage.dtype} of shape {shape}, not {array.dtype} of {array.shape}"
             raise self.wrong(text)
         self.bytes_in += array.nbytes + checked.nbytes
-        return checked, np.broadcast_to(array, wanted)
+        return checked, np.broadcast_to(array, shape)
 
     def _check_numbers(self) -> None:
         if self.storage.dtype.kind in "USbmM" or self.storage.dtype.names is not None:

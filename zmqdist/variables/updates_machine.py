@@ -176,12 +176,12 @@ class Updates:
             return record
         record = self._clients[number] = _Client()
         if len(self._clients) > self._clients_max:
-            for other, client in self._clients.items():
+            for candidate, client in self._clients.items():
                 # U4: an update that is being executed is never forgotten
-                if other != number and not any(
+                if candidate != number and not any(
                     isinstance(result, Update) for result in client.results.values()
                 ):
-                    del self._clients[other]
+                    del self._clients[candidate]
                     break
         return record
 
@@ -191,7 +191,7 @@ class Updates:
 
 @dataclass
 class _Step:
-    wanted: int
+    size: int
     tickets: list[Hashable] = field(default_factory=list)
 
 
@@ -226,29 +226,29 @@ class Steps:
         self._open_max = open_max
         self._open: dict[int, _Step] = {}
 
-    def check(self, step: int, wanted: int) -> None:
+    def check(self, step: int, size: int) -> None:
         """Check that `push` can accept a gradient for this step. Raises InvalidArgumentError or
         ResourceExhaustedError."""
-        if step < 0 or wanted < 1:
-            text = f"a step is a number of 0 or more and takes 1 gradient or more, not step {step} of {wanted}"
+        if step < 0 or size < 1:
+            text = f"a step is a number of 0 or more and takes 1 gradient or more, not step {step} of {size}"
             raise InvalidArgumentError(text)
         open_step = self._open.get(step)
-        if open_step is not None and open_step.wanted != wanted:
-            text = f"step {step} waits for {open_step.wanted} gradients, and this request says {wanted}"
+        if open_step is not None and open_step.size != size:
+            text = f"step {step} waits for {open_step.size} gradients, and this request says {size}"
             raise InvalidArgumentError(text)
         if open_step is None and step > self.applied and len(self._open) >= self._open_max:
             raise ResourceExhaustedError(
                 f"steps {sorted(self._open)} wait for gradients already, so step {step} must wait"
             )
 
-    def push(self, step: int, ticket: Hashable, wanted: int) -> Pushed:
+    def push(self, step: int, ticket: Hashable, size: int) -> Pushed:
         """Add a gradient to a step. Raises the errors of `check`."""
-        self.check(step, wanted)
+        self.check(step, size)
         if step <= self.applied:
             return Pushed(LATE)
-        open_step = self._open.setdefault(step, _Step(wanted))
+        open_step = self._open.setdefault(step, _Step(size))
         open_step.tickets.append(ticket)
-        if len(open_step.tickets) < wanted:
+        if len(open_step.tickets) < size:
             return Pushed("")
         self.applied = step
         del self._open[step]
@@ -304,12 +304,12 @@ class KeptSessions:
         """
         connected = {*present, holder}
         dropped = []
-        for number, each in list(self._sessions.items()):
-            if each.program == program or each.holder in connected:
-                each.gone_at = None
-            elif each.gone_at is None:
-                each.gone_at = now
-            elif now - each.gone_at >= self._gone_s and number != session:
+        for number, record in list(self._sessions.items()):
+            if record.program == program or record.holder in connected:
+                record.gone_at = None
+            elif record.gone_at is None:
+                record.gone_at = now
+            elif now - record.gone_at >= self._gone_s and number != session:
                 del self._sessions[number]
                 dropped.append(number)
         self._sessions[session] = _Session(program, holder)
@@ -317,9 +317,9 @@ class KeptSessions:
 
     def disconnected(self, holder: int, now: float) -> None:
         """Record that the connection of a holder has ended."""
-        for each in self._sessions.values():
-            if each.holder == holder and each.gone_at is None:
-                each.gone_at = now
+        for record in self._sessions.values():
+            if record.holder == holder and record.gone_at is None:
+                record.gone_at = now
 
     def close(self, session: int) -> bool:
         """Forget a session that its program has closed. Return False if the session was not

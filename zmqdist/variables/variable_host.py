@@ -122,13 +122,13 @@ class AppliedUpdates:
             applied.
         """
         with self._lock:
-            found = [
+            updates = [
                 (key, version, changed)
                 for key, outcomes in self._updates.items()
-                for other, version, changed in outcomes
-                if other == number
+                for variable, version, changed in outcomes
+                if variable == number
             ]
-        return msgspec.json.encode(_Saved(step, found)) if found or step >= 0 else b""
+        return msgspec.json.encode(_Saved(step, updates)) if updates or step >= 0 else b""
 
     def restore(self, number: int, saved: bytes) -> int:
         """Restore the updates of a variable from the result of `saved`. Return the variable's last
@@ -137,14 +137,14 @@ class AppliedUpdates:
         if not saved:
             return -1
         try:
-            found = msgspec.json.decode(saved, type=_Saved)
+            record = msgspec.json.decode(saved, type=_Saved)
         except msgspec.DecodeError as error:
             raise InvalidArgumentError(
                 f"the saved list of a variable's updates is damaged: {error}"
             ) from None
-        for key, version, changed in found.updates:
+        for key, version, changed in record.updates:
             self.note(key, [(number, version, changed)])
-        return found.step
+        return record.step
 
 
 Changes = Sequence[tuple[Any, ...]]
@@ -153,8 +153,8 @@ Changes = Sequence[tuple[Any, ...]]
 def is_small(variables: Sequence[HostedVariable], changes: Changes) -> bool:
     """Return whether an update takes only microseconds. If so, the loop may execute it."""
     nbytes = 0
-    for each, change in zip(variables, changes, strict=True):
-        nbytes += each.storage.nbytes
+    for variable, change in zip(variables, changes, strict=True):
+        nbytes += variable.storage.nbytes
         if nbytes > INLINE_BYTES_MAX or change[1] == "call":
             return False
     return True
@@ -173,12 +173,13 @@ def apply_changes(
       ...).
     """
     commits = [
-        each.prepare(change[1:], function) for each, change in zip(variables, changes, strict=True)
+        variable.prepare(change[1:], function)
+        for variable, change in zip(variables, changes, strict=True)
     ]
     outcomes: list[Any] = []
-    for each, commit in zip(variables, commits, strict=True):
-        changed = each.commit(commit)
-        outcomes += (each.version, changed)
+    for variable, commit in zip(variables, commits, strict=True):
+        changed = variable.commit(commit)
+        outcomes += (variable.version, changed)
     return tuple(outcomes)
 
 
@@ -210,7 +211,9 @@ def with_values(results: Sequence[Any], variables: Sequence[HostedVariable]) -> 
     """
     outcomes = zip(results[::2], results[1::2], variables, strict=True)
     return tuple(
-        item for version, changed, each in outcomes for item in (version, changed, each.read())
+        item
+        for version, changed, variable in outcomes
+        for item in (version, changed, variable.read())
     )
 
 
@@ -282,7 +285,7 @@ class VariableHost:
         self._router = router
         self._incarnation = incarnation
         self._name = name
-        self._known = KeptSessions(PS_PROGRAM_GONE_S)
+        self._kept_sessions = KeptSessions(PS_PROGRAM_GONE_S)
         self._sessions: dict[int, _Session] = {}
         self._updates = Updates(PS_CLIENTS_MAX)
         self._functions: OrderedDict[bytes, tuple[str, Callable[..., Any]]] = OrderedDict()
@@ -300,7 +303,7 @@ class VariableHost:
             "status",
         ):
             service.register_later(PREFIX + method, getattr(self, f"_{method}"), roles=ROLES)
-        router.on_gone.append(self._peer_gone)
+        router.on_gone.append(self._peer_lost)
 
     # -- sessions ----------------------------------------------------------------------------------
 
@@ -312,10 +315,12 @@ class VariableHost:
         already).
         """
         present = [_holder(peer) for peer in self._router.peers]
-        was_there = session in self._known
+        was_there = session in self._kept_sessions
         holder = _holder(call.peer)
-        for each in self._known.open(program, session, holder, present, time.monotonic()):
-            self._end(each, "was dropped: its program had gone")
+        for dropped in self._kept_sessions.open(
+            program, session, holder, present, time.monotonic()
+        ):
+            self._end(dropped, "was dropped: its program had gone")
         self._sessions.setdefault(session, _Session())
         call.reply((self._incarnation, self._name, was_there))
 
@@ -327,22 +332,22 @@ class VariableHost:
         call.on_dropped(lambda: watching.discard(call))
 
     def _close(self, call: PendingCall, session: int) -> None:
-        self._known.close(session)
+        self._kept_sessions.close(session)
         for watcher in self._sessions[session].watching if session in self._sessions else ():
             watcher.reply(None)
         self._end(session, "was closed")
         call.reply(None)
 
-    def _peer_gone(self, peer: Peer) -> None:
-        self._known.disconnected(_holder(peer), time.monotonic())
+    def _peer_lost(self, peer: Peer) -> None:
+        self._kept_sessions.disconnected(_holder(peer), time.monotonic())
 
     def _end(self, session: int, why: str) -> None:
-        ended = self._sessions.pop(session, None)
-        if ended is None:
+        record = self._sessions.pop(session, None)
+        if record is None:
             return
-        for watcher in ended.watching:  # a watcher to which `_close` has replied ignores the error
+        for watcher in record.watching:  # a watcher to which `_close` has replied ignores the error
             watcher.fail(AbortedError(f"{self._name}: session {session} {why}"))
-        for variable in ended.variables.values():
+        for variable in record.variables.values():
             self._service.submit(self._abandon, variable, why)
 
     def _abandon(self, variable: HostedVariable, why: str) -> None:
@@ -355,11 +360,11 @@ class VariableHost:
             self._service.soon(self._fail, update, AbortedError(f"{variable.label} {why}"))
 
     def _session(self, session: int) -> _Session:
-        found = self._sessions.get(session)
-        if found is None:
+        record = self._sessions.get(session)
+        if record is None:
             text = f"{self._name} does not know session {session}: {self._name} was restarted, or the strategy was closed"
             raise AbortedError(text)
-        return found
+        return record
 
     def _variables(self, session: int, numbers: Sequence[int]) -> list[HostedVariable]:
         variables = self._session(session).variables
@@ -386,12 +391,12 @@ class VariableHost:
         the spec of its result and its keyword arguments. `earlier` is the state of a lost variable
         that the new variable continues: its version, and the slots and updates from `saved`.
         """
-        found = self._session(session)
-        if number in found.variables:
-            call.reply(_spec(found.variables[number]))
+        record = self._session(session)
+        if number in record.variables:
+            call.reply(_spec(record.variables[number]))
         else:
             self._service.submit(
-                self._make, call, found, number, name, initial, earlier, refuse=call.fail
+                self._make, call, record, number, name, initial, earlier, refuse=call.fail
             )
 
     def _make(
@@ -438,12 +443,12 @@ class VariableHost:
         call.reply(None)
 
     def _function_of(self, digest: bytes) -> tuple[str, Callable[..., Any]]:
-        found = self._functions.get(digest)
-        if found is None:
+        entry = self._functions.get(digest)
+        if entry is None:
             raise FailedPreconditionError(
                 f"{self._name} does not have this update function: send it"
             )
-        return found
+        return entry
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -451,23 +456,27 @@ class VariableHost:
         """Reply with version and value of each variable."""
         variables = self._variables(session, numbers)
         self._under_locks(
-            call, variables, 0, lambda: [(each.version, each.read()) for each in variables]
+            call,
+            variables,
+            0,
+            lambda: [(variable.version, variable.read()) for variable in variables],
         )
 
-    def _rows(self, call: PendingCall, session: int, wanted: list[Any]) -> None:
+    def _rows(self, call: PendingCall, session: int, requests: list[Any]) -> None:
         """Reply with rows of several variables as a list of arrays. `wanted` has (number, indices
         or a range) of each variable."""
-        variables = self._variables(session, [number for number, _ in wanted])
+        variables = self._variables(session, [number for number, _ in requests])
         nbytes = sum(
-            each.storage.row_bytes
-            * (len(indices) if isinstance(indices, np.ndarray) else each.storage.shape[0])
-            for each, (_, indices) in zip(variables, wanted, strict=True)
-            if each.storage.shape
+            variable.storage.row_bytes
+            * (len(indices) if isinstance(indices, np.ndarray) else variable.storage.shape[0])
+            for variable, (_, indices) in zip(variables, requests, strict=True)
+            if variable.storage.shape
         )
 
         def read() -> Any:
             return [
-                each.rows(indices) for each, (_, indices) in zip(variables, wanted, strict=True)
+                variable.rows(indices)
+                for variable, (_, indices) in zip(variables, requests, strict=True)
             ]
 
         self._under_locks(call, variables, nbytes, read, sizes=False)
@@ -481,12 +490,12 @@ class VariableHost:
         def saved() -> Any:
             return [
                 (
-                    each.version,
-                    each.read(),
-                    each.saved(),
-                    applied_updates.saved(number, each.steps.applied),
+                    variable.version,
+                    variable.read(),
+                    variable.saved(),
+                    applied_updates.saved(number, variable.steps.applied),
                 )
-                for number, each in zip(numbers, variables, strict=True)
+                for number, variable in zip(numbers, variables, strict=True)
             ]
 
         self._under_locks(call, variables, 0, saved, here=False)
@@ -494,20 +503,20 @@ class VariableHost:
     def _status(self, call: PendingCall) -> None:
         """Reply with the figures of this ps that `zmqdist status` shows."""
         variables = []
-        for session, found in self._sessions.items():
-            for number, each in found.variables.items():
+        for session, record in self._sessions.items():
+            for number, variable in record.variables.items():
                 variables.append(
                     {
                         "session": session,
                         "number": number,
-                        "name": each.name,
-                        "shape": each.storage.shape,
-                        "dtype": str(each.storage.dtype),
-                        "bytes": each.nbytes,
-                        "version": each.version,
-                        "updates": each.updates,
-                        "bytes_in": each.bytes_in,
-                        "bytes_out": each.bytes_out,
+                        "name": variable.name,
+                        "shape": variable.storage.shape,
+                        "dtype": str(variable.storage.dtype),
+                        "bytes": variable.nbytes,
+                        "version": variable.version,
+                        "updates": variable.updates,
+                        "bytes_in": variable.bytes_in,
+                        "bytes_out": variable.bytes_out,
                     }
                 )
         call.reply(
@@ -541,7 +550,7 @@ class VariableHost:
           here: whether the loop may call `fn`.
         """
         if sizes:
-            nbytes += sum(each.storage.nbytes for each in variables)
+            nbytes += sum(variable.storage.nbytes for variable in variables)
         if here and nbytes <= INLINE_BYTES_MAX and _lock_now(variables):
             try:
                 call.reply(fn())
@@ -555,8 +564,8 @@ class VariableHost:
     ) -> None:
         try:
             with ExitStack() as stack:
-                for each in sorted(set(variables), key=id):
-                    stack.enter_context(each.lock)
+                for variable in sorted(set(variables), key=id):
+                    stack.enter_context(variable.lock)
                 # `reply` copies or freezes the arrays while the locks are held, because other
                 # threads may change them later.
                 call.reply(fn())
@@ -575,7 +584,7 @@ class VariableHost:
         want: bool,
         key: str,
         step: int,
-        wanted: int,
+        step_size: int,
         *changes: tuple[Any, ...],
     ) -> None:
         """Execute an update of variables, or find the outcome of its earlier execution.
@@ -604,45 +613,49 @@ class VariableHost:
         if isinstance(update, Repeated):
             self._reply_again(request, update.result)
         elif update is not None:
-            self._begin(update, request, step, wanted)
+            self._begin(update, request, step, step_size)
 
-    def _begin(self, update: Update, request: _Request, step: int, wanted: int) -> None:
+    def _begin(self, update: Update, request: _Request, step: int, step_size: int) -> None:
         """Execute an update in the loop if it is small and every lock is free, otherwise in a
         thread of the pool."""
         variables = request.variables
         if is_small(variables, request.changes) and _lock_now(variables):
             try:
-                effects = self._carry_out(update, step, wanted)
+                effects = self._carry_out(update, step, step_size)
             finally:
                 _unlock(variables)
             for effect in effects:
                 effect()
         else:
             self._service.submit(
-                self._carry_out_in_thread, update, step, wanted, refuse=partial(self._fail, update)
+                self._carry_out_in_thread,
+                update,
+                step,
+                step_size,
+                refuse=partial(self._fail, update),
             )
 
-    def _carry_out_in_thread(self, update: Update, step: int, wanted: int) -> None:
+    def _carry_out_in_thread(self, update: Update, step: int, step_size: int) -> None:
         with ExitStack() as stack:
-            for each in sorted(_request_of(update).variables, key=id):
-                stack.enter_context(each.lock)
-            effects = self._carry_out(update, step, wanted)
+            for variable in sorted(_request_of(update).variables, key=id):
+                stack.enter_context(variable.lock)
+            effects = self._carry_out(update, step, step_size)
         for effect in effects:
             self._service.soon(effect)
 
-    def _carry_out(self, update: Update, step: int, wanted: int) -> list[_Effect]:
+    def _carry_out(self, update: Update, step: int, step_size: int) -> list[_Effect]:
         """Execute an update. The caller is the loop or a thread of the pool, and holds the locks.
         Return the functions that the loop must call next.
         """
         request = _request_of(update)
         try:
             if step >= 0:
-                return self._push(update, step, wanted)
-            kept = self._carry_out_once(update)
+                return self._push(update, step, step_size)
+            outcome = self._carry_out_once(update)
         except BaseException as error:
             return [partial(self._fail, update, error)]
-        request.call.reply(with_values(kept, request.variables) if request.want else kept)
-        return [partial(self._finish, update, kept, 1)]
+        request.call.reply(with_values(outcome, request.variables) if request.want else outcome)
+        return [partial(self._finish, update, outcome, 1)]
 
     def _carry_out_once(self, update: Update) -> tuple[Any, ...]:
         """Execute an update outside synchronous steps. Skip each variable to which an update with
@@ -653,79 +666,79 @@ class VariableHost:
             return apply_changes(request.variables, request.changes, self._function_of)
         applied_updates = update.session.applied_updates
         applied = applied_updates.of(key)
-        kept = apply_missing(applied, request.variables, request.changes, self._function_of)
-        outcomes = zip(request.changes, kept[::2], kept[1::2], strict=True)
+        results = apply_missing(applied, request.variables, request.changes, self._function_of)
+        outcomes = zip(request.changes, results[::2], results[1::2], strict=True)
         applied_updates.note(
             key,
             [(change[0], *outcome) for change, *outcome in outcomes if change[0] not in applied],
         )
-        return kept
+        return results
 
-    def _finish(self, update: Update, kept: tuple[Any, ...], answered: int = 0) -> None:
+    def _finish(self, update: Update, outcome: tuple[Any, ...], answered: int = 0) -> None:
         """Record that an update was executed, and reply to its requests, except the first
         `answered` requests. This runs in the loop."""
-        self._updates.ended(update, kept)
+        self._updates.ended(update, outcome)
         for request in update.tickets[answered:]:
-            self._reply_again(request, kept)
+            self._reply_again(request, outcome)
 
     def _fail(self, update: Update, error: BaseException) -> None:
         if self._updates.failed(update):
             for request in update.tickets:
                 request.call.fail(error)
 
-    def _reply_again(self, request: _Request, kept: Any) -> None:
+    def _reply_again(self, request: _Request, outcome: Any) -> None:
         """Reply with the outcome of an earlier execution. If the request wants values, it gets the
         current values."""
-        if kept is None or not request.want:
-            request.call.reply(kept)
+        if outcome is None or not request.want:
+            request.call.reply(outcome)
         else:
             self._under_locks(
-                request.call, request.variables, 0, lambda: with_values(kept, request.variables)
+                request.call, request.variables, 0, lambda: with_values(outcome, request.variables)
             )
 
     # -- synchronous steps -------------------------------------------------------------------------
 
-    def _push(self, update: Update, step: int, wanted: int) -> list[_Effect]:
+    def _push(self, update: Update, step: int, step_size: int) -> list[_Effect]:
         """Add the gradients of an update to the sums of a synchronous step. The caller holds the
         locks. All gradients are checked before the first gradient is added, so that a refused
         update changes no sum.
         """
         request, gradients = _request_of(update), []
-        for each, change in zip(request.variables, request.changes, strict=True):
-            gradient = each.gradient(change[-1])
+        for variable, change in zip(request.variables, request.changes, strict=True):
+            gradient = variable.gradient(change[-1])
             # Only check here that the ps has the function, because the function runs later, with
             # the mean of the gradients.
             if change[1] == "call":
                 self._function_of(change[2])
             elif change[1] in _BY_STEP:
-                each.prepare(change[1:], self._function_of)
+                variable.prepare(change[1:], self._function_of)
             else:
-                raise each.wrong(
+                raise variable.wrong(
                     f"update {change[1]!r} has no gradient, so it cannot be part of a synchronous "
                     f"step"
                 )
-            if each.drop_reason:
-                raise AbortedError(f"{each.label} {each.drop_reason}")
-            each.steps.check(step, wanted)
-            if step in each.sums and not each.sums[step].fits(gradient):
-                raise each.wrong(
+            if variable.drop_reason:
+                raise AbortedError(f"{variable.label} {variable.drop_reason}")
+            variable.steps.check(step, step_size)
+            if step in variable.sums and not variable.sums[step].fits(gradient):
+                raise variable.wrong(
                     f"step {step} has dense gradients and sparse gradients: they must be of one "
                     f"kind"
                 )
             gradients.append(gradient)
         effects: list[_Effect] = []
         for index, gradient in enumerate(gradients):
-            effects += self._push_one(update, index, gradient, step, wanted)
+            effects += self._push_gradient(update, index, gradient, step, step_size)
         return effects
 
-    def _push_one(
-        self, update: Update, index: int, gradient: Any, step: int, wanted: int
+    def _push_gradient(
+        self, update: Update, index: int, gradient: Any, step: int, step_size: int
     ) -> list[_Effect]:
         request, key = _request_of(update), update.key
         variable, change = request.variables[index], request.changes[index]
         if key and (applied := update.session.applied_updates.of(key).get(change[0])) is not None:
             return [partial(self._settle, [(update, index)], applied, None)]
-        pushed = variable.steps.push(step, (update, index), wanted)
+        pushed = variable.steps.push(step, (update, index), step_size)
         if pushed.verdict == LATE:
             return [partial(self._settle, [(update, index)], (variable.version, False), None)]
         total = variable.sums.setdefault(step, Sum())
@@ -737,16 +750,16 @@ class VariableHost:
         error: BaseException | None = None
         try:
             variable.commit(
-                variable.prepare((*change[1:-1], total.mean(wanted)), self._function_of)
+                variable.prepare((*change[1:-1], total.mean(step_size)), self._function_of)
             )
         except BaseException as failed:
             error = failed
         else:
             taking_part: Any = pushed.applied
-            for other, _ in taking_part:
-                if other.key:
-                    other.session.applied_updates.note(
-                        other.key, [(change[0], variable.version, True)]
+            for member, _ in taking_part:
+                if member.key:
+                    member.session.applied_updates.note(
+                        member.key, [(change[0], variable.version, True)]
                     )
         return [
             partial(self._settle, pushed.applied, (variable.version, True), error),

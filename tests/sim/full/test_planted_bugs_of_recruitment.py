@@ -38,7 +38,7 @@ def wanted_twice(self: Recruitment, index: int, address: str, now: float) -> lis
 
 def once_only(self: Recruitment, invitation: int, code: int, message: str, now: float) -> list[Any]:
     effects = ENDED(self, invitation, code, message, now)
-    for task in self._wanted.values():  # reach: plants bugs
+    for task in self._tasks.values():  # reach: plants bugs
         task.retry_at = inf if task.retry_at > now else task.retry_at
     return effects
 
@@ -47,7 +47,7 @@ def any_reply_counts(
     self: Recruitment, invitation: int, code: int, message: str, now: float
 ) -> list[Any]:
     if invitation not in self._invitations:  # reach: plants bugs
-        for task in self._wanted.values():  # reach: plants bugs
+        for task in self._tasks.values():  # reach: plants bugs
             task.accepted = True
     return ENDED(self, invitation, code, message, now)
 

@@ -32,28 +32,28 @@ def path_of(directory: str, number: int) -> str:
 
 def number_of(path: str) -> int | None:
     """Return the number in the name of a checkpoint's folder, or None for any other name."""
-    found = re.fullmatch(r"(?:.*/)?ckpt-(\d+)", path, re.ASCII | re.DOTALL)
-    return None if found is None else int(found[1])
+    match = re.fullmatch(r"(?:.*/)?ckpt-(\d+)", path, re.ASCII | re.DOTALL)
+    return None if match is None else int(match[1])
 
 
 def checkpoints(directory: str | os.PathLike[str]) -> list[tuple[str, Manifest]]:
     """Return (path, manifest) of each complete checkpoint, in the order in which they were saved. A
     checkpoint whose manifest is damaged is skipped and logged.
     """
-    found = []
+    manifests = []
     directory = storage.absolute(directory)
     for name in storage.list_names(directory):
         path = storage.join(directory, name)
         if number_of(name) is None:
             continue
         try:
-            found.append((path, Manifest.read(path)))
+            manifests.append((path, Manifest.read(path)))
         except NotFoundError:
             # leave out a checkpoint that is unfinished, or was deleted since the folder was listed
             continue
         except OpError as error:
             log.warning("a checkpoint is skipped: %s", error)
-    return sorted(found, key=lambda each: (each[1].serial, number_of(each[0])))
+    return sorted(manifests, key=lambda item: (item[1].serial, number_of(item[0])))
 
 
 @checked
@@ -66,8 +66,8 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
     >>> zd.checkpoint.latest_checkpoint(place) == path
     True
     """
-    found = checkpoints(directory)
-    return found[-1][0] if found else None
+    manifests = checkpoints(directory)
+    return manifests[-1][0] if manifests else None
 
 
 @checked
@@ -112,8 +112,8 @@ def _new_checkpoints(
         # Look for FINISHED before listing: no checkpoint is saved after FINISHED, so the list then
         # includes the last checkpoint.
         finished = storage.exists(storage.join(directory, FINISHED))
-        found = checkpoints(directory)
-        latest = (found[-1][0], found[-1][1].serial) if found else None
+        manifests = checkpoints(directory)
+        latest = (manifests[-1][0], manifests[-1][1].serial) if manifests else None
         now = time.monotonic()
         if latest is not None and latest != last:
             last, yielded_at = latest, now

@@ -259,9 +259,9 @@ class CheckpointManager:
             if step is not None:
                 self._step = self._saved_step = step
             if self._max_to_keep is not None:
-                older = [each for each, _ in existing if each != path]
-                for each in older[: max(0, len(older) + 1 - self._max_to_keep)]:
-                    _delete(each)
+                older = [older_path for older_path, _ in existing if older_path != path]
+                for older_path in older[: max(0, len(older) + 1 - self._max_to_keep)]:
+                    _delete(older_path)
             return path
 
     def _tidy(self) -> None:

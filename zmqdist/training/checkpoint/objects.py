@@ -124,9 +124,9 @@ class Checkpoint(Container):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._source is not None and not name.startswith("_"):
-            held = {name: value}
-            self._take(self._source, held)
-            value = held[name]
+            attribute = {name: value}
+            self._take(self._source, attribute)
+            value = attribute[name]
         object.__setattr__(self, name, value)
 
     def _parts(self) -> dict[str, Any]:
@@ -143,13 +143,13 @@ class Checkpoint(Container):
         restores attributes that are set later.
         """
         available = set(source.reader.manifest.names) - source.used
-        found = {
+        targets = {
             source.prefix + name: leaf
             for name, leaf in leaves(structure).items()
             if source.prefix + name in available
         }
-        fill(source.reader, found)
-        source.used.update(found)
+        fill(source.reader, targets)
+        source.used.update(targets)
         for name, container in containers(structure):
             container._source = _Source(
                 source.reader, f"{source.prefix}{name}/" if name else source.prefix, source.used

@@ -62,7 +62,7 @@ class CheckpointReader:
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def rows(self, name: str, start: int, stop: int, kept: dict[str, Part] | None = None) -> Part:
+    def rows(self, name: str, start: int, stop: int, cache: dict[str, Part] | None = None) -> Part:
         """Return rows of an entry, with the same rows of its slots. `kept` caches the contents of
         the last file. Pass one dict in successive calls with ascending rows, so that no file is
         read twice.
@@ -71,7 +71,7 @@ class CheckpointReader:
           DataLossError, NotFoundError: as `verify`.
         """
         entry = self.manifest.entries[name]
-        kept = {} if kept is None else kept
+        cache = {} if cache is None else cache
         touched = [
             piece for piece in entry.pieces if max(piece.start, start) < min(piece.stop, stop)
         ]
@@ -82,10 +82,10 @@ class CheckpointReader:
         value = np.empty((stop - start, *entry.shape[1:]), entry.dtype)
         slots: dict[str, NDArray[Any]] = {}
         for piece in touched:
-            if piece.file not in kept:
-                kept.clear()
-                kept[piece.file] = self._load(name, piece)
-            part = kept[piece.file]
+            if piece.file not in cache:
+                cache.clear()
+                cache[piece.file] = self._load(name, piece)
+            part = cache[piece.file]
             first, last = max(piece.start, start), max(piece.start, start, min(piece.stop, stop))
             from_piece, to_rows = (
                 slice(first - piece.start, last - piece.start),

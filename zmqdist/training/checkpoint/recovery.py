@@ -209,7 +209,7 @@ class Recovery:
         ...     print(type(recovery.snapshot()).__name__)
         RecoverySnapshot
         """
-        seen = {
+        last_versions = {
             number: version
             for versions in list(self._versions)
             for number, version in versions.copy().items()
@@ -219,7 +219,11 @@ class Recovery:
             watching=tuple(
                 f"ps:{ps}" for ps, thread in enumerate(self._threads) if thread.is_alive()
             ),
-            versions={name: seen[number] for number, name in names.items() if number in seen},
+            versions={
+                name: last_versions[number]
+                for number, name in names.items()
+                if number in last_versions
+            },
         )
 
     def __enter__(self) -> Recovery:
@@ -270,12 +274,12 @@ class Recovery:
         if not self._session.open_at(ps) and not self._due[ps]:
             self._due[ps] = True
             # Before this attempt recreates a variable, record the versions that the program has
-            # seen. Afterwards the reply to an access that waited may set `version_seen` to a
+            # seen. Afterwards the reply to an access that waited may set `last_version` to a
             # version of the new incarnation, even if this attempt fails.
             for storage in self._storages(ps):
                 number = storage.ref.number
                 self._versions[ps][number] = max(
-                    self._versions[ps].get(number, 1), storage.version_seen
+                    self._versions[ps].get(number, 1), storage.last_version
                 )
         if self._due[ps]:
             self._recover(ps)
@@ -283,28 +287,28 @@ class Recovery:
         variables = self._session.clients[ps].status().get_value()["variables"]
         self._versions[ps].update(
             {
-                each["number"]: each["version"]
-                for each in variables
-                if each["session"] == self._session.number
+                row["number"]: row["version"]
+                for row in variables
+                if row["session"] == self._session.number
             }
         )
 
     def _recover(self, ps: int) -> None:
-        found = {
+        handles = {
             name: leaf for name, leaf in leaves(self._manager.checkpoint).items() if leaf.is_handle
         }
-        places = self._places(found)
+        shards = self._shards_by_number(handles)
         storages = self._storages(ps)
         names = {
-            places[storage.ref.number][0] for storage in storages if storage.ref.number in places
+            shards[storage.ref.number][0] for storage in storages if storage.ref.number in shards
         }
-        reader = self._reader({name: found[name] for name in names})
+        reader = self._reader({name: handles[name] for name in names})
         restored, anew, lost = [], [], []
         updates_lost = 0
         incarnation, versions = next(self._session.incarnations), {}
         for storage in storages:
             ref, changes = storage.ref, 1
-            name, start, stop = places.get(ref.number, ("", 0, 0))
+            name, start, stop = shards.get(ref.number, ("", 0, 0))
             entry = None if reader is None else reader.manifest.entries.get(name)
             if reader is not None and entry is not None:
                 part: Part = reader.rows(name, start, stop)
@@ -341,16 +345,16 @@ class Recovery:
         self._recoveries.append(recovered)
         log.log(logging.ERROR if recovered.lost else logging.WARNING, "%s", recovered)
 
-    def _places(self, found: dict[str, Leaf]) -> dict[int, tuple[str, int, int]]:
+    def _shards_by_number(self, handles: dict[str, Leaf]) -> dict[int, tuple[str, int, int]]:
         """Return the places of variables in a checkpoint, by the variables' numbers. A place is
         (name, first row, row after the last)."""
-        places = {}
-        for name, leaf in found.items():
+        shards = {}
+        for name, leaf in handles.items():
             for shard in shards_of(leaf.value):
                 storage = shard.variable.storage
                 if isinstance(storage, RemoteStorage) and storage.session == self._session.number:
-                    places[storage.ref.number] = (name, shard.start, shard.stop)
-        return places
+                    shards[storage.ref.number] = (name, shard.start, shard.stop)
+        return shards
 
     def _reader(self, needed: dict[str, Leaf]) -> CheckpointReader | None:
         """Open the newest usable checkpoint whose entries have the shapes and dtypes of `needed`.

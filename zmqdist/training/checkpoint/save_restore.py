@@ -125,10 +125,10 @@ def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -
         before. All other errors are raised before anything has changed, unless a file was changed
         or deleted during the restore.
     """
-    found = leaves(variables)
+    targets = leaves(variables)
     reader = CheckpointReader(path)
     saved_names = set(reader.manifest.names)
-    missing, extra = sorted(found.keys() - saved_names), sorted(saved_names - found.keys())
+    missing, extra = sorted(targets.keys() - saved_names), sorted(saved_names - targets.keys())
     if strict and (missing or extra):
         differences = [f"it lacks {_listed(missing)}"] if missing else []
         differences += [f"it also holds {_listed(extra)}"] if extra else []
@@ -136,12 +136,12 @@ def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -
             f"checkpoint {reader.path} has other names: {', and '.join(differences)} "
             f"(strict=False restores the names that both have)"
         )
-    if saved_names and found and not saved_names & found.keys():
+    if saved_names and targets and not saved_names & targets.keys():
         raise ValueError(
             f"checkpoint {reader.path} holds {_listed(sorted(saved_names))}, and none of "
-            f"{_listed(sorted(found))}: use names that it has"
+            f"{_listed(sorted(targets))}: use names that it has"
         )
-    fill(reader, {name: leaf for name, leaf in found.items() if name in saved_names})
+    fill(reader, {name: leaf for name, leaf in targets.items() if name in saved_names})
 
 
 @checked
@@ -161,35 +161,35 @@ def load(path: str | os.PathLike[str], names: Collection[str] | None = None) -> 
     """
     reader = CheckpointReader(path)
     manifest = reader.manifest
-    wanted = manifest.names if names is None else list(names)
-    unknown = sorted(set(wanted) - set(manifest.names))
-    if unknown:
+    chosen_names = manifest.names if names is None else list(names)
+    missing = sorted(set(chosen_names) - set(manifest.names))
+    if missing:
         raise KeyError(
-            f"checkpoint {reader.path} does not hold {_listed(unknown)}; it holds "
+            f"checkpoint {reader.path} does not hold {_listed(missing)}; it holds "
             f"{_listed(manifest.names)}"
         )
-    reader.verify(wanted)
+    reader.verify(chosen_names)
     return {
         name: manifest.values[name] if name in manifest.values else reader.whole(name)
-        for name in wanted
+        for name in chosen_names
     }
 
 
-def fill(reader: CheckpointReader, found: dict[str, Leaf]) -> None:
+def fill(reader: CheckpointReader, targets: dict[str, Leaf]) -> None:
     """Restore leaves that the checkpoint holds. All leaves are checked before the first leaf is
     assigned."""
-    for name, leaf in found.items():
+    for name, leaf in targets.items():
         check(reader, name, leaf)
-    reader.verify(found)
+    reader.verify(targets)
     with ThreadPoolExecutor(CHECKPOINT_SHARDS_AT_ONCE, "zmqdist-checkpoint") as threads:
         jobs = [
             threads.submit(_put, reader, name, leaf)
-            for name, leaf in found.items()
+            for name, leaf in targets.items()
             if leaf.is_handle
         ]
         for job in jobs:
             job.result()
-    for name, leaf in found.items():
+    for name, leaf in targets.items():
         if not leaf.is_handle:
             _put(reader, name, leaf)
 
@@ -219,23 +219,23 @@ def check(reader: CheckpointReader, name: str, leaf: Leaf) -> None:
         )
 
 
-def _alike(one: Plain, other: Plain) -> bool:
+def _alike(first: Plain, second: Plain) -> bool:
     """Return whether one of two values may replace the other. This is so if both are numbers, both
     are bools, both are strings, or one of them is None.
     """
     kinds = [
         bool if isinstance(value, bool) else str if isinstance(value, str) else float
-        for value in (one, other)
+        for value in (first, second)
     ]
-    return one is None or other is None or kinds[0] is kinds[1]
+    return first is None or second is None or kinds[0] is kinds[1]
 
 
 def _put(reader: CheckpointReader, name: str, leaf: Leaf) -> None:
     if leaf.is_handle:
-        kept: dict[str, Part] = {}
+        cache: dict[str, Part] = {}
         under_way = None
         for shard in shards_of(leaf.value):
-            part = reader.rows(name, shard.start, shard.stop, kept)
+            part = reader.rows(name, shard.start, shard.stop, cache)
             if under_way is not None:
                 under_way.get_value()
             # the loop reads the next shard from disk while this shard is sent

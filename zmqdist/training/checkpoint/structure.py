@@ -67,15 +67,15 @@ def leaves(structure: Any) -> dict[str, Leaf]:
       TypeError: an item of the structure cannot be saved. The error text names the item.
       ValueError: two leaves have one name.
     """
-    found: dict[str, Leaf] = {}
+    by_name: dict[str, Leaf] = {}
     for leaf in _walk(structure, "", None):
-        if leaf.name in found:
+        if leaf.name in by_name:
             raise ValueError(
                 f"two items to be saved are called {leaf.name!r}: pass them in a dict, each under "
                 f"a key of its own"
             )
-        found[leaf.name] = leaf
-    return found
+        by_name[leaf.name] = leaf
+    return by_name
 
 
 def containers(structure: Any, name: str = "") -> Iterator[tuple[str, Container]]:
@@ -177,8 +177,8 @@ def shards_of(variable: Variable | ShardedVariable) -> list[Shard]:
     """Return the shards of a variable, in the order of their rows. A Variable is one shard."""
     shards = []
     start = 0
-    for each in variable.variables if isinstance(variable, ShardedVariable) else [variable]:
-        stop = start + (each.shape[0] if each.shape else 1)
-        shards.append(Shard(each, start, stop))
+    for shard in variable.variables if isinstance(variable, ShardedVariable) else [variable]:
+        stop = start + (shard.shape[0] if shard.shape else 1)
+        shards.append(Shard(shard, start, stop))
         start = stop
     return shards

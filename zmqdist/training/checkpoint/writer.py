@@ -42,7 +42,7 @@ from zmqdist.training.checkpoint.manifest import (
 from zmqdist.wire.arrays import dtype_to_json
 
 _OWN = re.compile(r"\d{5,}-[A-Za-z0-9_.-]{0,80}-\d{5,}-of-\d{5,}\.[0-9a-f]{8}\.npz", re.ASCII)
-"""Names of files that `_write_all` makes."""
+"""Names of files that `_write_shards` makes."""
 
 
 @dataclass(frozen=True)
@@ -81,26 +81,26 @@ def write(
     # until the new manifest is written.
     suffix = uuid.uuid4().hex[:8]
     # At a URL the files are written to the final folder, because a rename there may copy the files.
-    in_place = "://" in path or storage.exists(path)
-    folder = path if in_place else f"{path}.{suffix}{storage.TMP}"
+    exists = "://" in path or storage.exists(path)
+    folder = path if exists else f"{path}.{suffix}{storage.TMP}"
     written: list[str] = []
     try:
         storage.make_folder(folder)
         manifest = Manifest(
-            _write_all(folder, list(arrays), suffix, written), values, step, serial, time.time()
+            _write_shards(folder, list(arrays), suffix, written), values, step, serial, time.time()
         )
         manifest.write(folder)
-        if not in_place:
+        if not exists:
             storage.rename(folder, path)
     except BaseException as error:
-        if in_place:
+        if exists:
             _remove(folder, written)
         else:
             storage.remove_tree(folder)
         if isinstance(error, OSError):
             raise storage.error_of(error, error.filename or folder) from error
         raise
-    if in_place:
+    if exists:
         _remove(
             path,
             [
@@ -118,7 +118,7 @@ def _remove(folder: str, files: list[str]) -> None:
             storage.remove(storage.join(folder, name))
 
 
-def _write_all(
+def _write_shards(
     folder: str, arrays: list[ToWrite], suffix: str, written: list[str]
 ) -> dict[str, Entry]:
     with ThreadPoolExecutor(CHECKPOINT_SHARDS_AT_ONCE, "zmqdist-checkpoint") as threads:
@@ -141,9 +141,9 @@ def _write_all(
             raise
     return {
         array.name: Entry(
-            array.shape, array.dtype, found, "variable" if array.variable else "array"
+            array.shape, array.dtype, stored, "variable" if array.variable else "array"
         )
-        for array, found in zip(arrays, pieces, strict=True)
+        for array, stored in zip(arrays, pieces, strict=True)
     }
 
 
