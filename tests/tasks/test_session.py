@@ -656,14 +656,12 @@ def test_a_reset_frees_what_isolated_sessions_have(opened: Opened, server: Serve
     assert not own.specs()
 
 
-def test_a_task_keeps_a_bounded_number_of_functions(
-    opened: Opened, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_keeps_a_bounded_number_of_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zmqdist.tasks.sessions.FUNCTIONS_KEPT_MAX", 2)
-    session = opened()
-    for number in range(4):
-        assert session.run(lambda number=number: number) == number
-    assert server.snapshot().functions_cached == 2
+    with Server.create_local_server() as server, Session(server) as session:
+        for number in range(4):
+            assert session.run(lambda number=number: number) == number
+        assert server.snapshot().functions_cached == 2
 
 
 def test_the_config_of_a_session_is_a_dict(server: Server) -> None:
