@@ -11,18 +11,18 @@ import pytest
 from tests.sim.simulations.variables import simulate_variables
 
 
-def test_with_any_faults_each_update_is_applied_once_and_gets_a_reply(seed: int) -> None:
+def test_updates_are_applied_once_despite_faults(seed: int) -> None:
     simulate_variables(seed)
 
 
-def test_the_same_seed_is_the_same_run() -> None:
+def test_equal_seeds_make_equal_runs() -> None:
     assert (
         simulate_variables(7).server.sessions.popitem()[1].value
         == simulate_variables(7).server.sessions.popitem()[1].value
     )
 
 
-def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
+def test_simulation_reaches_its_events() -> None:
     """Over some seeds updates are refused, steps are applied, servers are lost and their values
     come back."""
     worlds = [simulate_variables(seed) for seed in range(25)]
@@ -32,7 +32,7 @@ def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
     assert sum(world.servers > 1 and world.saved[0] > 1 for world in worlds) > 5
 
 
-def test_a_broken_promise_names_its_seed_and_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_promise_names_seed_and_history(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "zmqdist.variables.updates_machine.Updates.ended",
         lambda self, update, result: self.failed(update),

@@ -62,16 +62,14 @@ def message(verdicts: list[Verdict]) -> str:
     return verdict.message
 
 
-def test_members_agree_when_all_have_announced_in_any_order() -> None:
+def test_members_agree_in_any_order() -> None:
     group = Group()
     group.come(2, 0)
     assert ended(group.announce(1)) == ([0, 1, 2], OK)
     assert group.agree(1, 1, 1) == 1
 
 
-def test_different_operations_are_an_error_for_all_that_lists_each_member_and_its_operation() -> (
-    None
-):
+def test_different_operations_fail_with_list() -> None:
     group = Group()
     group.come(0, 2)
     verdicts = group.announce(1, what="max")
@@ -80,7 +78,7 @@ def test_different_operations_are_an_error_for_all_that_lists_each_member_and_it
     assert group.agree(None, None, None) == 1
 
 
-def test_the_time_out_of_one_member_ends_the_round_for_all_even_for_late_ones() -> None:
+def test_time_out_of_one_member_ends_round() -> None:
     group = Group()
     group.come(1)
     group.announce(0, due=5.0)
@@ -98,14 +96,14 @@ def test_the_time_out_of_one_member_ends_the_round_for_all_even_for_late_ones() 
     assert group.leader.deadline == inf
 
 
-def test_the_shortest_deadline_of_all_members_counts() -> None:
+def test_shortest_deadline_counts() -> None:
     group = Group()
     group.announce(0, due=9.0)
     group.announce(1, due=5.0)
     assert group.leader.deadline == 5.0
 
 
-def test_a_member_that_fails_or_cancels_ends_the_round_and_the_next_one_works() -> None:
+def test_failed_member_ends_only_its_round() -> None:
     group = Group()
     group.come(0)
     verdicts = group.announce(1, failure=(CANCELLED, "not now"))
@@ -114,7 +112,7 @@ def test_a_member_that_fails_or_cancels_ends_the_round_and_the_next_one_works() 
     assert group.agree(None, 1, None) == 1
 
 
-def test_a_member_that_fails_first_ends_the_round_for_those_that_come_after_it() -> None:
+def test_early_failure_reaches_late_members() -> None:
     group = Group()
     assert ended(group.announce(1, failure=(CANCELLED, "not now"))) == ([1], CANCELLED)
     assert ended(group.announce(0)) == ([0], CANCELLED)
@@ -122,7 +120,7 @@ def test_a_member_that_fails_first_ends_the_round_for_those_that_come_after_it()
     assert group.agree(None, 1, None) == 1
 
 
-def test_a_member_that_ends_fails_the_round_and_its_next_incarnation_joins_the_next() -> None:
+def test_ended_member_fails_only_its_round() -> None:
     group = Group()
     assert group.agree(0, 0, 0) == 0
     group.come(0, 1, counter=1)
@@ -135,7 +133,7 @@ def test_a_member_that_ends_fails_the_round_and_its_next_incarnation_joins_the_n
 @pytest.mark.parametrize(
     "counters", [(0, 58, 58), (58, 58, 0)], ids=["leader first", "leader last"]
 )
-def test_a_new_incarnation_of_the_leader_agrees_with_members_that_continue_counting(
+def test_restarted_leader_joins_counting_members(
     counters: tuple[int | None, ...],
 ) -> None:
     group = Group()
@@ -143,7 +141,7 @@ def test_a_new_incarnation_of_the_leader_agrees_with_members_that_continue_count
     assert group.agree(59, 59, 59) == 59
 
 
-def test_a_member_that_is_ahead_of_the_others_never_joins_their_round() -> None:
+def test_member_ahead_waits_alone() -> None:
     """The message of its failure in round 1 was lost: no member may get the sum of two different
     steps."""
     group = Group()
@@ -156,9 +154,7 @@ def test_a_member_that_is_ahead_of_the_others_never_joins_their_round() -> None:
     assert group.agree(None, None, None) == 2
 
 
-def test_a_member_that_fails_in_the_place_of_an_operation_that_has_failed_already_ends_no_other_one() -> (
-    None
-):
+def test_failure_in_failed_round_ends_no_other() -> None:
     group = Group()
     assert group.agree(0, 0, 0) == 0
     group.announce(1, 1, failure=(CANCELLED, "not now"))
@@ -167,7 +163,7 @@ def test_a_member_that_fails_in_the_place_of_an_operation_that_has_failed_alread
     assert group.agree(None, 2, None) == 2
 
 
-def test_two_late_failures_of_one_member_end_no_other_round() -> None:
+def test_two_late_failures_end_no_round() -> None:
     group = Group()
     assert group.agree(0, 0, 0) == 0
     for counter in (1, 2):
@@ -180,7 +176,7 @@ def test_two_late_failures_of_one_member_end_no_other_round() -> None:
     assert ended(group.announce(2, counter=3)) == ([0, 1, 2], OK)
 
 
-def test_a_member_that_got_another_error_is_not_told_again_of_the_one_that_it_missed() -> None:
+def test_missed_error_is_not_repeated() -> None:
     """The leader's new incarnation counts from 0. A member that is ahead learns this, and its next
     failure ends the right round."""
     group = Group()
@@ -192,7 +188,7 @@ def test_a_member_that_got_another_error_is_not_told_again_of_the_one_that_it_mi
     assert ended(group.announce(1, 1, failure=(CANCELLED, "nor I"))) == ([1, 2], CANCELLED)
 
 
-def test_a_late_failure_ends_no_round_of_the_next_incarnation_of_the_leader() -> None:
+def test_late_failure_at_restarted_leader() -> None:
     """That incarnation knows of no round before the first one that is announced to it."""
     group = Group()
     group.come(1, counter=8)
@@ -201,7 +197,7 @@ def test_a_late_failure_ends_no_round_of_the_next_incarnation_of_the_leader() ->
     assert ended(group.announce(0, 0)) == ([0, 1, 2], OK)
 
 
-def test_an_error_says_which_round_has_ended_with_it_but_for_that_of_an_abort() -> None:
+def test_error_names_its_round_unless_aborted() -> None:
     group = Group()
     group.come(0)
     (failed,) = group.announce(1, failure=(CANCELLED, "not now"))
@@ -213,7 +209,7 @@ def test_an_error_says_which_round_has_ended_with_it_but_for_that_of_an_abort() 
     assert [verdict.counter for verdict in verdicts] == [0, 0, None, None]
 
 
-def test_the_first_operation_of_a_member_that_announces_too_late_fails() -> None:
+def test_first_announcement_too_late_fails() -> None:
     group = Group()
     group.announce(0, due=1.0)
     assert ended(group.leader.ticked(1.0)) == ([0], DEADLINE_EXCEEDED)
@@ -222,14 +218,14 @@ def test_the_first_operation_of_a_member_that_announces_too_late_fails() -> None
     assert group.agree(None, None, None) == 1
 
 
-def test_a_member_in_its_next_incarnation_is_not_told_what_the_earlier_one_has_missed() -> None:
+def test_restarted_member_gets_no_earlier_error() -> None:
     group = Group()
     group.come(0, 1)
     assert ended(group.leader.member_gone(TASKS[2], "worker:2 has gone")) == ([0, 1], UNAVAILABLE)
     assert group.agree(None, None, 0) == 1
 
 
-def test_a_caller_that_does_not_wait_any_more_ends_the_round() -> None:
+def test_withdrawn_announcement_ends_round() -> None:
     group, token = Group(), object()
     group.come(1)
     group.announce(0, token=token)
@@ -238,7 +234,7 @@ def test_a_caller_that_does_not_wait_any_more_ends_the_round() -> None:
     assert group.leader.announcement_withdrawn("g", token) == []
 
 
-def test_after_an_abort_each_operation_fails_at_once_until_the_reset() -> None:
+def test_abort_lasts_until_reset() -> None:
     group = Group()
     assert group.agree(0, 0, 0) == 0
     group.come(0, counter=1)
@@ -251,7 +247,7 @@ def test_after_an_abort_each_operation_fails_at_once_until_the_reset() -> None:
     assert group.agree(2, 2, 2) == 2
 
 
-def test_members_that_got_an_error_agree_again_wherever_each_was() -> None:
+def test_members_agree_again_after_errors() -> None:
     """One member failed during operation 0, which the others have ended; these failed during
     operation 1."""
     group = Group()
@@ -262,22 +258,20 @@ def test_members_that_got_an_error_agree_again_wherever_each_was() -> None:
     assert group.agree(3, 3, 3) == 3
 
 
-def test_a_member_that_announces_again_gets_an_error_for_the_first_and_waits_with_the_second() -> (
-    None
-):
+def test_second_announcement_replaces_first() -> None:
     group = Group()
     group.come(0, 1)
     assert ended(group.announce(1)) == ([1], CANCELLED)
     assert ended(group.announce(2)) == ([0, 1, 2], OK)
 
 
-def test_a_round_that_has_passed_is_not_passed_again_by_one_member_alone() -> None:
+def test_passed_round_needs_all_members_again() -> None:
     group = Group()
     assert [group.agree(0, 0, 0), group.agree(1, 1, 1)] == [0, 1]
     assert ended(group.announce(1, counter=1)) == ([1], ABORTED)
 
 
-def test_groups_are_separate_and_a_name_with_other_members_is_refused() -> None:
+def test_group_refuses_other_members() -> None:
     group = Group()
     group.come(0)
     other = TASKS[:2]
@@ -293,7 +287,7 @@ def test_groups_are_separate_and_a_name_with_other_members_is_refused() -> None:
     assert group.leader.waiting() == {"g": ([TASKS[0]], TASKS[1:])}
 
 
-def test_the_end_of_the_leader_ends_all_waiting_announcements() -> None:
+def test_end_of_leader_ends_announcements() -> None:
     group = Group()
     group.come(0, 2)
     assert ended(group.leader.stopped("the server was stopped")) == ([0, 2], CANCELLED)

@@ -54,7 +54,7 @@ def all_call(servers: list[Server], name: str, **given: Any) -> list[BaseExcepti
     return [caller.ended() for caller in callers]
 
 
-def test_all_tasks_of_a_cluster_meet_and_share_keys_whoever_leads(made: Made) -> None:
+def test_tasks_meet_and_share_keys(made: Made) -> None:
     spec = cluster(worker=2, ps=1)
     servers = [made(spec, *task) for task in tasks_of(spec)]
     assert [server.snapshot().keeper is not None for server in servers] == [False, False, True]
@@ -71,7 +71,7 @@ def test_all_tasks_of_a_cluster_meet_and_share_keys_whoever_leads(made: Made) ->
     assert servers[0].task_states()["worker:1"].incarnation == servers[1].snapshot().incarnation
 
 
-def test_whether_a_task_is_registered_can_be_asked_from_the_start_on(made: Made) -> None:
+def test_registration_is_known_from_the_start(made: Made) -> None:
     spec = cluster(worker=3)
     early = made(spec, "worker", 1, start=False)
     with pytest.raises(errors.FailedPreconditionError, match="worker:1 was not started yet"):
@@ -92,7 +92,7 @@ def test_whether_a_task_is_registered_can_be_asked_from_the_start_on(made: Made)
         servers[1].coordination.check_alive("worker:3")
 
 
-def test_the_only_task_of_a_cluster_meets_itself(made: Made) -> None:
+def test_single_task_meets_itself(made: Made) -> None:
     server = made({"localhost": ["localhost:0"]}, start=False)
     server.start()
     server.barrier("b", timeout=30)
@@ -100,7 +100,7 @@ def test_the_only_task_of_a_cluster_meets_itself(made: Made) -> None:
     assert server.kv.get("k") == 1
 
 
-def test_tasks_with_keys_meet_and_one_with_others_is_refused(made: Made, tmp_path: Path) -> None:
+def test_tasks_with_secrets_meet(made: Made, tmp_path: Path) -> None:
     keys.keygen(tmp_path / "keys")
     keys.keygen(tmp_path / "others")
     spec = cluster(worker=2)
@@ -112,7 +112,7 @@ def test_tasks_with_keys_meet_and_one_with_others_is_refused(made: Made, tmp_pat
         stranger.barrier("b", timeout=30)
 
 
-def test_nobody_waits_for_an_evaluator_which_has_the_keys_all_the_same(made: Made) -> None:
+def test_evaluator_has_keys_but_no_barriers(made: Made) -> None:
     spec = cluster(chief=1, worker=1, evaluator=1)
     chief, worker, evaluator = (made(spec, *task) for task in tasks_of(spec))
     assert all_call([chief, worker], "b", timeout=30) == [None] * 2
@@ -123,9 +123,7 @@ def test_nobody_waits_for_an_evaluator_which_has_the_keys_all_the_same(made: Mad
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_server_that_dies_ends_the_barriers_of_the_others(
-    made: Made, child: Child, how: signal.Signals
-) -> None:
+def test_killed_task_ends_barriers(made: Made, child: Child, how: signal.Signals) -> None:
     spec = cluster(worker=3)
     config = {"coordination": {"heartbeat_timeout_s": 3.0}}
     servers = [made(spec, "worker", index, config=config) for index in range(2)]
@@ -141,7 +139,7 @@ def test_a_server_that_dies_ends_the_barriers_of_the_others(
         assert "worker:2 is lost" in str(error)
 
 
-def test_a_leader_that_stops_tells_those_who_wait_and_is_named_to_those_who_come(
+def test_stopped_leader_is_named_to_waiters(
     made: Made,
 ) -> None:
     spec = cluster(worker=2)
@@ -157,7 +155,7 @@ def test_a_leader_that_stops_tells_those_who_wait_and_is_named_to_those_who_come
         other.barrier("b")
 
 
-def test_a_leader_that_was_started_again_meets_those_who_were_there_before(made: Made) -> None:
+def test_restarted_leader_meets_earlier_members(made: Made) -> None:
     spec = cluster(worker=2)
     leader, other = made(spec, "worker", 0), made(spec, "worker", 1)
     for _ in range(3):
@@ -169,9 +167,7 @@ def test_a_leader_that_was_started_again_meets_those_who_were_there_before(made:
     assert all_call([leader, other], "b", timeout=30) == [None, None]
 
 
-def test_a_task_remembers_a_bounded_number_of_barriers(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_number_of_barriers_is_bounded(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zmqdist.coordination.client.BARRIERS_MAX", 2)
     server = made(cluster(worker=1))
     for name in "abcb":
@@ -180,7 +176,7 @@ def test_a_task_remembers_a_bounded_number_of_barriers(
     server.barrier("b", timeout=30)  # whose rounds are still counted alike at both ends
 
 
-def test_a_server_that_stops_has_left_and_takes_part_in_nothing(made: Made) -> None:
+def test_stopped_server_takes_no_part(made: Made) -> None:
     spec = cluster(worker=2)
     leader, other = made(spec, "worker", 0), made(spec, "worker", 1)
     other.coordination.register(30)
@@ -190,7 +186,7 @@ def test_a_server_that_stops_has_left_and_takes_part_in_nothing(made: Made) -> N
         other.barrier("b")
 
 
-def test_a_leader_that_never_comes_is_named_after_the_time_out(made: Made) -> None:
+def test_absent_leader_is_named(made: Made) -> None:
     spec = cluster(worker=2)
     server = made(spec, "worker", 1)
     with pytest.raises(errors.DeadlineExceededError) as caught:
@@ -198,7 +194,7 @@ def test_a_leader_that_never_comes_is_named_after_the_time_out(made: Made) -> No
     assert_waited_for(f"the leader worker:0 at {spec['worker'][0]}", caught.value, 0.1)
 
 
-def test_a_leader_whose_port_nobody_knows_is_told(made: Made) -> None:
+def test_leader_without_port_is_refused(made: Made) -> None:
     server = made({"worker": ["localhost:0", *free_addresses(1)]}, "worker", 1)
     with pytest.raises(
         errors.FailedPreconditionError, match="the leader worker:0 has port 0 in this cluster"
@@ -218,12 +214,12 @@ def test_a_leader_whose_port_nobody_knows_is_told(made: Made) -> None:
     ],
     ids=str,
 )
-def test_a_wrong_section_of_the_config_is_refused_by_its_key(section: Any) -> None:
+def test_bad_section_is_refused_by_key(section: Any) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="coordination"):
         config_of(section)
 
 
-def test_a_wrong_config_leaves_the_port_free(made: Made) -> None:
+def test_bad_config_frees_the_port(made: Made) -> None:
     spec = cluster(worker=1)
     with pytest.raises(errors.InvalidArgumentError) as caught:
         made(spec, config={"coordination": 7})
@@ -232,7 +228,7 @@ def test_a_wrong_config_leaves_the_port_free(made: Made) -> None:
     assert "coordination" in str(caught.value)
 
 
-def test_the_section_of_the_config_is_that_of_the_machine() -> None:
+def test_section_has_the_fields_of_the_machine() -> None:
     given = {"heartbeat_timeout_s": 2, "recoverable_jobs": ["worker"], "shutdown_timeout_s": 0}
     assert config_of(given) == CoordinationConfig(
         heartbeat_timeout_s=2, recoverable_jobs=frozenset(("worker",))

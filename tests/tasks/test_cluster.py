@@ -153,7 +153,7 @@ def test_create_local_cluster(made: Made) -> None:
         ("/device:CPU:0", "worker:0"),
     ],
 )
-def test_a_task_is_named_in_any_way(made: Made, name: Any, task: str) -> None:
+def test_task_names_in_any_form(made: Made, name: Any, task: str) -> None:
     servers = all_of(made, cluster_of(worker=2, ps=1))
     with Session(servers["worker:0"]) as session:
         assert session.run(where, task=name) == task
@@ -163,7 +163,7 @@ def test_a_task_is_named_in_any_way(made: Made, name: Any, task: str) -> None:
     "name",
     ["ps:1", ("ps", 1), "ps", "", "/job:ps/task:7", "/gpu:0", "/job:ps/replica:1", "/", 7, ("ps",)],
 )
-def test_work_for_a_task_that_is_not_there_is_told_which_there_are(made: Made, name: Any) -> None:
+def test_unknown_task_is_refused_with_list(made: Made, name: Any) -> None:
     server = made(cluster_of(worker=1, ps=1), "worker", 0)
     with Session(server) as session, pytest.raises(InvalidArgumentError) as raised:
         session.run(where, task=name)
@@ -174,7 +174,7 @@ def test_work_for_a_task_that_is_not_there_is_told_which_there_are(made: Made, n
     )
 
 
-def test_a_task_that_is_filtered_out_is_not_there(made: Made) -> None:
+def test_filtered_task_is_unknown(made: Made) -> None:
     cluster = cluster_of(worker=2, ps=1)
     servers = all_of(made, cluster)
     servers["worker:0"].stop()
@@ -193,7 +193,7 @@ def test_a_task_that_is_filtered_out_is_not_there(made: Made) -> None:
         assert other.run(where) == "worker:1"
 
 
-def test_only_the_tasks_that_are_needed_are_waited_for_and_the_missing_one_is_named(
+def test_session_waits_only_for_needed_tasks(
     made: Made,
 ) -> None:
     cluster = cluster_of(worker=1, ps=2)
@@ -212,7 +212,7 @@ def test_only_the_tasks_that_are_needed_are_waited_for_and_the_missing_one_is_na
         assert answers == ["ps:0"]
 
 
-def test_list_tasks_tells_address_state_and_incarnation_of_all(made: Made) -> None:
+def test_list_tasks_has_address_and_state(made: Made) -> None:
     cluster = cluster_of(worker=2, ps=1)
     server = made(cluster, "worker", 1)
     other = made(cluster, "ps", 0)
@@ -243,14 +243,14 @@ def test_list_tasks_tells_address_state_and_incarnation_of_all(made: Made) -> No
     ]
 
 
-def test_a_task_whose_address_is_none_is_missing(made: Made) -> None:
+def test_task_without_address_is_missing(made: Made) -> None:
     server = made({"worker": ["localhost:0"], "ps": ["somewhere", "host.invalid:5"]}, "worker", 0)
     with Session(server) as session:
         assert [info.state for info in session.list_tasks()] == ["missing", "missing", "up"]
         Session.reset(server.target)
 
 
-def test_who_waits_without_a_limit_says_for_whom(
+def test_endless_wait_is_logged(
     made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("zmqdist.transport.channel.WAIT_LOG_S", 0.01)
@@ -264,7 +264,7 @@ def test_who_waits_without_a_limit_says_for_whom(
         waiting.join(20)
 
 
-def test_list_devices_of_any_target_are_those_of_every_task(made: Made) -> None:
+def test_device_lists_are_equal(made: Made) -> None:
     """N2"""
     servers = all_of(made, cluster_of(worker=2, ps=1))
     found = []
@@ -278,7 +278,7 @@ def test_list_devices_of_any_target_are_those_of_every_task(made: Made) -> None:
     assert found == [wanted] * 3
 
 
-def test_a_reset_clears_all_tasks_and_ends_the_sessions_of_that_master_alone(made: Made) -> None:
+def test_reset_ends_only_sessions_of_its_master(made: Made) -> None:
     cluster = cluster_of(worker=2, ps=2)  # ps:1 is never started: a reset does not wait for it
     for job, index in (("worker", 0), ("worker", 1), ("ps", 0)):
         made(cluster, job, index)
@@ -326,9 +326,7 @@ def block() -> None:
 
 @pytest.mark.processes("cluster servers")
 @pytest.mark.killed("cluster servers")
-def test_a_task_that_is_killed_while_it_runs_something_is_named_at_once(
-    made: Made, child: Child
-) -> None:
+def test_killed_task_is_named_at_once(made: Made, child: Child) -> None:
     cluster = cluster_of(worker=1, ps=1)
     made(cluster, "worker", 0)
     process = start_child(child, cluster, "ps", 0)
@@ -352,7 +350,7 @@ def test_a_task_that_is_killed_while_it_runs_something_is_named_at_once(
         assert session.run(where) == "worker:0"
 
 
-def test_a_cluster_with_keys_serves_those_who_have_them(made: Made, tmp_path: Path) -> None:
+def test_cluster_with_keys_serves_members(made: Made, tmp_path: Path) -> None:
     keys.keygen(tmp_path / "keys")
     keys.keygen(tmp_path / "others")
     cluster = cluster_of(worker=1, ps=1)
@@ -378,7 +376,7 @@ def test_a_cluster_with_keys_serves_those_who_have_them(made: Made, tmp_path: Pa
         )
 
 
-def test_who_may_only_call_may_not_send_code(made: Made) -> None:
+def test_caller_without_rights_sends_no_code(made: Made) -> None:
     server = made({"local": ["localhost:0"]})
     with zd.rpc.Client.create("zmq", server.address) as client:
         listed = internal_client.start(client, "zmqdist.methods").get_value()

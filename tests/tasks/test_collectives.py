@@ -87,9 +87,7 @@ def test_broadcast(pair: list[Server]) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 20_000])
-def test_gathered_arrays_keep_their_byte_order_and_their_fields(
-    count: int, pair: list[Server]
-) -> None:
+def test_gather_keeps_byte_order_and_fields(count: int, pair: list[Server]) -> None:
     for dtype in (
         np.dtype(">i4"),
         np.dtype({"names": ["a", "b"], "formats": ["<i4", "<f4"], "offsets": [0, 0]}),
@@ -102,7 +100,7 @@ def test_gathered_arrays_keep_their_byte_order_and_their_fields(
             assert np.array_equal(got[0], np.ones((4, count), dtype))
 
 
-def test_a_masked_array_is_refused_by_name_at_every_member(pair: list[Server]) -> None:
+def test_masked_array_is_refused_everywhere(pair: list[Server]) -> None:
     masked = np.ma.masked_array([1.0], [True])
     for act in ("all_gather", "all_reduce", "broadcast"):
         for error in errors(pair, lambda server, rank, act=act: getattr(server, act)(masked)):
@@ -543,9 +541,7 @@ def test_multi_threaded_collective_launch_no_interleave(pair: list[Server]) -> N
     [1.0, [(1.0, "a"), (2.0, "b")], slices(0), [(slices(0), "a"), (slices(1), "b")]],
     ids=["reduce dense", "batch reduce dense", "reduce sparse", "batch reduce sparse"],
 )
-def test_timeout_reduce_dense_batch_reduce_dense_reduce_sparse_batch_reduce_sparse(
-    pair: list[Server], value: Any
-) -> None:
+def test_timeout_reduce_dense_and_sparse(pair: list[Server], value: Any) -> None:
     ops = CrossDeviceOps(pair[0], options=CommunicationOptions(timeout_seconds=0.1))
     with pytest.raises(DeadlineExceededError, match="worker:1"):
         ops.batch_reduce("sum", value) if isinstance(value, list) else ops.reduce(
@@ -622,7 +618,7 @@ def test_create_options_via_hints(caplog: pytest.LogCaptureFixture) -> None:
     assert "CollectiveHints is deprecated" in caplog.text
 
 
-def test_mistakes_of_one_member_are_its_own_and_the_others_are_told(pair: list[Server]) -> None:
+def test_mistake_of_one_member_reaches_others(pair: list[Server]) -> None:
     ops = CrossDeviceOps(pair[0])
     for call in (
         lambda: ops.reduce("sum", [], "all"),
@@ -649,7 +645,7 @@ def test_mistakes_of_one_member_are_its_own_and_the_others_are_told(pair: list[S
     works(pair)
 
 
-def test_the_observed_contract_of_two_processes(pair: list[Server]) -> None:
+def test_contract_of_two_processes(pair: list[Server]) -> None:
     same(
         together(pair, lambda server, rank: server.all_reduce(np.arange(3) + rank)),
         np.array([1, 3, 5]),
@@ -669,7 +665,7 @@ def test_the_observed_contract_of_two_processes(pair: list[Server]) -> None:
 # -- beyond ----------------------------------------------------------------------------------------
 
 
-def test_another_shape_is_told_to_all_at_once_and_the_group_goes_on(four: list[Server]) -> None:
+def test_different_shape_fails_only_one_operation(four: list[Server]) -> None:
     for count in (1, LARGE):
         got = errors(four, lambda server, rank: server.all_reduce(np.ones(count + (rank == 2))))  # noqa: B023
         expected = f"worker:0, worker:1, worker:3: all_reduce sum of float64 ({count}); worker:2: all_reduce sum of float64 ({count + 1})"
@@ -691,7 +687,7 @@ def test_dtypes_large_and_small(pair: list[Server], dtype: str) -> None:
         )
 
 
-def test_large_ones_of_all_kinds(four: list[Server]) -> None:
+def test_large_arrays_of_all_kinds(four: list[Server]) -> None:
     values = [np.random.default_rng(rank).standard_normal((LARGE + rank, 2)) for rank in range(4)]
     equal = [value[:LARGE] for value in values]
     total = sum(equal)
@@ -737,7 +733,7 @@ def test_objects(four: list[Server]) -> None:
     assert big[0] == 0
 
 
-def test_results_are_the_callers_own(pair: list[Server]) -> None:
+def test_results_belong_to_the_caller(pair: list[Server]) -> None:
     for count in (3, LARGE):
         mine = np.ones(count)
         got = together(pair, lambda server, rank: server.all_reduce(mine))  # noqa: B023
@@ -746,7 +742,7 @@ def test_results_are_the_callers_own(pair: list[Server]) -> None:
         assert (mine == 1).all()
 
 
-def test_pieces_of_a_ring_are_copied_into_shared_memory_once(
+def test_pieces_are_copied_once_to_shared_memory(
     four: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each member copies a chunk of its own; what is folded lies there already, and what has
@@ -770,7 +766,7 @@ def test_pieces_of_a_ring_are_copied_into_shared_memory_once(
     assert copies == [2**21] * 4
 
 
-def test_it_works_without_shared_memory(
+def test_collectives_without_shared_memory(
     four: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -784,7 +780,7 @@ def test_it_works_without_shared_memory(
     same(together(four, lambda server, rank: server.broadcast(values[rank], root=3)), values[3])
 
 
-def test_arguments_that_are_nonsense_at_one_member_are_told_to_the_other(
+def test_bad_arguments_fail_at_all_members(
     pair: list[Server],
 ) -> None:
     row = np.ones(3)
@@ -801,7 +797,7 @@ def test_arguments_that_are_nonsense_at_one_member_are_told_to_the_other(
     until(lambda: not any(server.snapshot().collective_calls for server in pair))
 
 
-def test_packs_of_different_sizes_are_a_difference(pair: list[Server]) -> None:
+def test_different_pack_sizes_disagree(pair: list[Server]) -> None:
     """Else a pack of one number would be added to each of another one's."""
     given = [np.ones(1), np.ones(3)]
     sizes = [CommunicationOptions(bytes_per_pack=count) for count in (1, 1000)]

@@ -77,14 +77,14 @@ def test_execution_after_timeout(pair: list[Server], monkeypatch: pytest.MonkeyP
     works(pair)
 
 
-def test_a_collective_ends_when_the_own_server_stops(pair: list[Server]) -> None:
+def test_own_stop_ends_collective(pair: list[Server]) -> None:
     waiting = Side(pair[0].all_reduce, 1)
     until_announced(pair[0])
     pair[0].stop(0.5)
     assert isinstance(waiting.wait().error, CancelledError)
 
 
-def test_a_collective_ends_when_the_leader_stops(pair: list[Server]) -> None:
+def test_stop_of_leader_ends_collective(pair: list[Server]) -> None:
     waiting = Side(pair[1].all_reduce, 1)
     until_announced(pair[0])
     pair[0].stop(0.5)
@@ -93,7 +93,7 @@ def test_a_collective_ends_when_the_leader_stops(pair: list[Server]) -> None:
     assert "worker:0" in str(error)
 
 
-def test_a_leader_that_stops_right_after_has_answered(pair: list[Server]) -> None:
+def test_leader_that_stops_after_its_reply(pair: list[Server]) -> None:
     def fn(server: Server, rank: int) -> Any:
         got = server.all_reduce(1)
         server.stop(1.0)
@@ -102,7 +102,7 @@ def test_a_leader_that_stops_right_after_has_answered(pair: list[Server]) -> Non
     assert together(pair, fn) == [2, 2]
 
 
-def test_a_member_that_only_sends_does_not_wait_for_the_next_life_of_the_one_it_sends_to(
+def test_sender_ignores_restart_of_receiver(
     pair: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All have come, then the receiver goes; what is sent after that has no connection to end
@@ -121,7 +121,7 @@ def test_a_member_that_only_sends_does_not_wait_for_the_next_life_of_the_one_it_
     assert "worker:1" in str(error)
 
 
-def test_members_that_failed_at_different_places_work_together_at_the_next_call(
+def test_members_meet_after_different_failures(
     pair: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One ends an operation that fails at the other, and waits in the next one."""
@@ -138,7 +138,7 @@ def test_members_that_failed_at_different_places_work_together_at_the_next_call(
     works(pair)
 
 
-def test_a_life_that_speaks_is_not_the_one_that_has_gone(made: Made) -> None:
+def test_message_of_new_incarnation_counts(made: Made) -> None:
     """The leader has heard of the next life of a member; the watch of another member may be
     behind.
     """
@@ -165,9 +165,7 @@ def test_a_life_that_speaks_is_not_the_one_that_has_gone(made: Made) -> None:
 
 
 @pytest.mark.parametrize("first_hand", [True, False])
-def test_a_member_that_goes_before_its_watch_has_learned_its_life_stays_gone(
-    made: Made, first_hand: bool
-) -> None:
+def test_early_end_of_member_is_final(made: Made, first_hand: bool) -> None:
     """It has announced, and all members are told of the agreement when it has gone: its own life
     does not bring it back."""
     addresses, other = free_addresses(2), ("worker", 1)
@@ -201,7 +199,7 @@ def test_a_member_that_goes_before_its_watch_has_learned_its_life_stays_gone(
         node.close(0.0)
 
 
-def test_a_member_without_memory_for_the_result_tells_the_others(
+def test_memory_error_reaches_other_members(
     pair: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none(*args: Any) -> Any:
@@ -271,9 +269,7 @@ class Processes:
 
 @pytest.mark.processes("collectives")
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_member_that_dies_before_it_comes_is_named_to_all(
-    made: Made, child: Child, sign: int
-) -> None:
+def test_absent_killed_member_is_named(made: Made, child: Child, sign: int) -> None:
     processes = Processes(made, child)
     processes.all()
     mine = Side(processes.server.all_reduce, np.ones(1))
@@ -287,9 +283,7 @@ def test_a_member_that_dies_before_it_comes_is_named_to_all(
 
 
 @pytest.mark.killed("collectives")
-def test_a_member_that_dies_in_the_middle_is_named_to_all_and_its_next_life_is_welcome(
-    made: Made, child: Child
-) -> None:
+def test_killed_member_is_named_and_replaced(made: Made, child: Child) -> None:
     processes = Processes(made, child)
     processes.all()
     mine = Side(processes.server.all_reduce, np.ones(LARGE))
@@ -308,7 +302,7 @@ def test_a_member_that_dies_in_the_middle_is_named_to_all_and_its_next_life_is_w
     processes.all()
 
 
-def test_a_leader_that_is_killed_is_named(made: Made, child: Child) -> None:
+def test_killed_leader_is_named(made: Made, child: Child) -> None:
     addresses = free_addresses(3)
     leader = child(MEMBER, ",".join(addresses), "0")
     assert leader.stdout is not None

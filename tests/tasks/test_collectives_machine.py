@@ -105,9 +105,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", REDUCED)
 @pytest.mark.parametrize("op", OPS)
-def test_all_reduce_gives_the_same_bits_at_all_members_and_agrees_with_the_reference(
-    op: str, dtype: str
-) -> None:
+def test_all_reduce_has_equal_bits_everywhere(op: str, dtype: str) -> None:
     chance = random.Random(f"{op} {dtype}")
     for size in range(1, 10):
         length = chance.choice([0, 1, size - 1, size, 3 * size + 2, 50])
@@ -130,7 +128,7 @@ def test_all_reduce_gives_the_same_bits_at_all_members_and_agrees_with_the_refer
         np.testing.assert_allclose(small, wanted, rtol=1e-2 if dtype == "float16" else 1e-5)
 
 
-def test_the_bits_do_not_depend_on_the_order_of_arrival() -> None:
+def test_order_of_arrival_changes_no_bit() -> None:
     numbers = np.random.default_rng(1)
     arrays = [numbers.standard_normal(101).astype(np.float32) * 10.0**rank for rank in range(5)]
     seen = set()
@@ -146,7 +144,7 @@ def test_the_bits_do_not_depend_on_the_order_of_arrival() -> None:
 
 
 @pytest.mark.parametrize("size", range(2, 10))
-def test_every_other_collective_agrees_with_the_reference(size: int) -> None:
+def test_collectives_agree_with_reference(size: int) -> None:
     for seed in range(20):
         chance = random.Random(100 * size + seed)
         rows = chance.choice([0, 1, size, 3 * size + 1])
@@ -205,7 +203,7 @@ def test_every_other_collective_agrees_with_the_reference(size: int) -> None:
             np.testing.assert_array_equal(crossed[rank], [square[rank] for square in squares])
 
 
-def test_a_lost_piece_is_missed_by_a_member() -> None:
+def test_lost_piece_is_noticed() -> None:
     """The watch and the time-outs of the runtime then end the operation: no member uses another
     piece in place of the lost one."""
     for seed in range(40):
@@ -232,7 +230,7 @@ def test_shares_differ_by_one_at_most() -> None:
 
 
 @pytest.mark.parametrize("bytes_per_pack", [1, 4, 64, 10**6])
-def test_packs_keep_the_order_and_mix_no_dtypes(bytes_per_pack: int) -> None:
+def test_packs_keep_order_and_dtypes(bytes_per_pack: int) -> None:
     arrays = [
         np.zeros(3),
         np.zeros(3),
@@ -248,7 +246,7 @@ def test_packs_keep_the_order_and_mix_no_dtypes(bytes_per_pack: int) -> None:
     assert ([0, 1] in made) == (bytes_per_pack >= 64)
 
 
-def test_values_that_cannot_be_reduced_are_named() -> None:
+def test_irreducible_values_are_named() -> None:
     with pytest.raises(TypeError, match="numbers and bools can be reduced, not <U1"):
         core.reducible(np.array(["a"]), "sum")
     with pytest.raises(InvalidArgumentError, match="there are sum, mean"):
@@ -288,6 +286,4 @@ def _gather_a_step_too_few(rank: int, size: int, piece: Array, keep: Any) -> Sch
 def test_planted_bugs_are_found(name: str, bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, name, bug)
     with pytest.raises((AssertionError, ValueError)):
-        test_all_reduce_gives_the_same_bits_at_all_members_and_agrees_with_the_reference(
-            "sum", "float64"
-        )
+        test_all_reduce_has_equal_bits_everywhere("sum", "float64")

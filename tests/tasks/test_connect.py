@@ -40,7 +40,7 @@ def task() -> str:
     return zd.Server.current().task
 
 
-def test_a_program_that_is_in_no_job_is_added_and_can_use_the_others(made: Made) -> None:
+def test_program_without_job_is_added(made: Made) -> None:
     addresses = free_addresses(2)
     for index in range(2):
         made({"worker": addresses}, "worker", index)
@@ -55,14 +55,14 @@ def test_a_program_that_is_in_no_job_is_added_and_can_use_the_others(made: Made)
         ]
 
 
-def test_a_program_that_is_in_the_cluster_serves_at_its_address() -> None:
+def test_program_in_cluster_serves_its_address() -> None:
     addresses = free_addresses(2)
     server = zd.connect_to_cluster(zd.ClusterSpec({"worker": addresses}), "worker", 1)
     assert server is not None
     assert (server.task, server.address) == ("worker:1", addresses[1])
 
 
-def test_connecting_again_leaves_the_cluster_before() -> None:
+def test_connecting_again_leaves_first_cluster() -> None:
     (address,) = free_addresses(1)
     first = zd.connect_to_cluster(zd.ClusterSpec({"worker": [address]}), "worker", 0)
     second = zd.connect_to_cluster(zd.ClusterSpec({"worker": [address]}), "worker", 0)
@@ -73,12 +73,12 @@ def test_connecting_again_leaves_the_cluster_before() -> None:
 
 
 @pytest.mark.parametrize("given", [None, {"worker": ["a:1"]}, "a:1", 7])
-def test_what_is_no_cluster_is_refused(given: Any) -> None:
+def test_bad_cluster_is_refused(given: Any) -> None:
     with pytest.raises(ValueError, match="takes a ClusterSpec or a cluster resolver"):
         zd.connect_to_cluster(given)
 
 
-def test_a_resolver_gives_cluster_and_layer_and_without_a_master_there_is_none() -> None:
+def test_resolver_gives_cluster_and_layer() -> None:
     spec = zd.ClusterSpec({"worker": free_addresses(1)})
     for master in ("", "local"):
         assert zd.connect_to_cluster(Resolver(spec, master)) is None
@@ -89,7 +89,7 @@ def test_a_resolver_gives_cluster_and_layer_and_without_a_master_there_is_none()
         zd.connect_to_cluster(Resolver(spec, "grpc://x:1", "grpc"))
 
 
-def test_connect_to_host_takes_one_address_or_several(made: Made) -> None:
+def test_connect_to_host_takes_addresses(made: Made) -> None:
     addresses = free_addresses(2)
     for index in range(2):
         made({"worker": addresses}, "worker", index)
@@ -125,7 +125,7 @@ def test_check_alive(made: Made) -> None:
             zd.check_alive(name)
 
 
-def test_where_the_own_port_is_taken_the_program_is_in_no_cluster(made: Made) -> None:
+def test_taken_port_leaves_no_cluster(made: Made) -> None:
     (address,) = free_addresses(1)
     made({"worker": [address]})
     with pytest.raises(UnknownError, match="in use"):

@@ -48,9 +48,7 @@ TWO_JOBS = {"ps": ["ps0:1"], "worker": ["w0:1", "w1:1"]}
         (ServerDef(zd.ClusterSpec(TWO_JOBS).as_cluster_def(), "worker", 1), "ps", 0, ("ps", 0)),
     ],
 )
-def test_the_task_is_the_one_that_is_named_or_the_only_one(
-    given: Any, job: Any, index: Any, wanted: Any
-) -> None:
+def test_task_is_named_or_the_only_task(given: Any, job: Any, index: Any, wanted: Any) -> None:
     found = effective(given, job, index)
     assert (found.job_name, found.task_index, found.protocol) == (*wanted, "zmq")
     assert zd.ClusterSpec(found.cluster) == zd.ClusterSpec(getattr(given, "cluster", given))
@@ -82,24 +80,24 @@ def test_the_task_is_the_one_that_is_named_or_the_only_one(
         (TWO_JOBS, "worker", "0", InvalidArgumentError, "task_index is '0', wants int"),
     ],
 )
-def test_what_names_no_task_is_refused(
+def test_missing_task_is_refused(
     given: Any, job: Any, index: Any, error: type[Exception], expected: str
 ) -> None:
     with pytest.raises(error, match=expected):
         effective(given, job, index)
 
 
-def test_a_config_that_is_no_dict_is_refused() -> None:
+def test_config_must_be_a_dict() -> None:
     with pytest.raises(TypeError, match="the config of a server is a dict of options, not 5"):
         effective({"local": ["a:1"]}, config=5)  # type: ignore[arg-type]
 
 
-def test_an_unknown_protocol_is_told_which_there_are() -> None:
+def test_unknown_protocol_is_refused() -> None:
     with pytest.raises(NotFoundError, match=r"'grpc'.*there is: zmq"):
         effective({"local": ["a:1"]}, protocol="grpc")
 
 
-def test_the_given_server_def_is_not_changed_and_its_empty_protocol_is_filled() -> None:
+def test_server_def_stays_unchanged() -> None:
     given = ServerDef(zd.ClusterSpec(TWO_JOBS).as_cluster_def(), "worker", 1)
     found = effective(given, config={"x": 1})
     assert (given.protocol, given.default_session_config) == ("", {})
@@ -148,9 +146,7 @@ def test_set_configuration(made: Made) -> None:
         ),
     ],
 )
-def test_an_option_that_a_server_would_not_heed_is_refused(
-    config: dict[str, Any], expected: str
-) -> None:
+def test_unknown_option_is_refused(config: dict[str, Any], expected: str) -> None:
     with pytest.raises(InvalidArgumentError, match=expected):
         Server.create_local_server(config, start=False)
 
@@ -172,7 +168,7 @@ def test_two_servers_same_port(made: Made, start: bool) -> None:
         Server({"local": [first.target.removeprefix("zmq://")]}, start=start)
 
 
-def test_the_target_has_the_host_as_written_and_the_real_port(made: Made) -> None:
+def test_target_has_written_host_and_real_port(made: Made) -> None:
     server = made({"local": ["localhost:0"]}, start=False)
     host, _, port = server.target.removeprefix("zmq://").rpartition(":")
     assert host == "localhost"
@@ -183,14 +179,14 @@ def test_the_target_has_the_host_as_written_and_the_real_port(made: Made) -> Non
     assert made({"local": [":0"]}).target.startswith("zmq://localhost:")
 
 
-def test_a_port_in_the_server_def_stands_above_the_one_in_the_address(made: Made) -> None:
+def test_port_of_server_def_comes_first(made: Made) -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
     cluster = zd.ClusterSpec({"local": ["localhost:1"]}).as_cluster_def()
     assert made(ServerDef(cluster, "local", 0, port=port)).target == f"zmq://localhost:{port}"
 
 
-def test_it_listens_where_it_is_written_or_where_it_is_told_or_on_every_interface() -> None:
+def test_listening_address_is_chosen() -> None:
     assert address_to_bind("localhost:5", None) == "127.0.0.1:5"
     assert address_to_bind("127.0.0.1:5", None) == "127.0.0.1:5"
     assert address_to_bind("[::1]:5", "127.0.0.1") == "127.0.0.1:5"
@@ -200,9 +196,7 @@ def test_it_listens_where_it_is_written_or_where_it_is_told_or_on_every_interfac
     assert address_to_bind("some.other.host.invalid:5", "::1") == "[::1]:5"
 
 
-def test_a_host_that_others_reach_needs_keys_and_has_its_name_in_the_target(
-    made: Made, tmp_path: Path
-) -> None:
+def test_public_host_needs_keys(made: Made, tmp_path: Path) -> None:
     cluster = {"local": ["some.other.host.invalid:0"]}
     with pytest.raises(FailedPreconditionError, match=r"no address of this host.*zmqdist keygen"):
         Server(cluster)
@@ -213,7 +207,7 @@ def test_a_host_that_others_reach_needs_keys_and_has_its_name_in_the_target(
     assert made(cluster, bind_host="127.0.0.1").target.startswith("zmq://some.other.host.invalid:")
 
 
-def test_a_socket_that_listens_already_is_taken_over(made: Made) -> None:
+def test_listening_socket_is_used(made: Made) -> None:
     reserved = socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{reserved.getsockname()[1]}"
     server = made({"local": [address]}, listener=reserved.detach())

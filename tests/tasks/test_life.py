@@ -39,7 +39,7 @@ def is_free(address: str) -> bool:
     return True
 
 
-def test_start_again_does_nothing_and_start_after_stop_is_refused(made: Made) -> None:
+def test_start_again_and_start_after_stop(made: Made) -> None:
     server = made({"local": ["localhost:0"]})
     server.start()
     server.stop()
@@ -48,7 +48,7 @@ def test_start_again_does_nothing_and_start_after_stop_is_refused(made: Made) ->
         server.start()
 
 
-def test_joining_a_server_that_was_never_started_returns_and_forbids_the_start(made: Made) -> None:
+def test_join_before_start_forbids_start(made: Made) -> None:
     server = made({"local": ["localhost:0"]}, start=False)
     assert server.join()
     with pytest.raises(FailedPreconditionError, match="stopped"):
@@ -56,7 +56,7 @@ def test_joining_a_server_that_was_never_started_returns_and_forbids_the_start(m
     assert is_free(server.address)
 
 
-def test_join_waits_until_it_is_stopped_or_its_time_is_over(made: Made) -> None:
+def test_join_waits_for_stop_or_time_out(made: Made) -> None:
     server = made({"local": ["localhost:0"]})
     assert not server.join(0.01)
     joined: list[bool] = []
@@ -67,7 +67,7 @@ def test_join_waits_until_it_is_stopped_or_its_time_is_over(made: Made) -> None:
     assert joined == [True]
 
 
-def test_the_port_is_free_right_after_stop_and_a_next_server_takes_it() -> None:
+def test_port_is_free_after_stop() -> None:
     (address,) = free_addresses(1)
     for _ in range(20):
         with Server({"local": [address]}, start=False) as server:
@@ -77,7 +77,7 @@ def test_the_port_is_free_right_after_stop_and_a_next_server_takes_it() -> None:
 
 
 @pytest.mark.parametrize("grace", ["1", -1, float("nan"), True])
-def test_a_wrong_grace_is_refused_and_the_server_goes_on(made: Made, grace: Any) -> None:
+def test_bad_grace_is_refused(made: Made, grace: Any) -> None:
     server = made({"local": ["localhost:0"]})
     with Session(server) as session:
         for stop in (server.stop, lambda given: session.stop_task(grace=given), session.shutdown):
@@ -93,7 +93,7 @@ def test_a_wrong_grace_is_refused_and_the_server_goes_on(made: Made, grace: Any)
     assert is_free(server.address)
 
 
-def test_a_server_that_is_dropped_stops_in_the_background() -> None:
+def test_dropped_server_stops() -> None:
     for start in (True, False):
         server = Server.create_local_server(start=start)
         address = server.address
@@ -103,9 +103,7 @@ def test_a_server_that_is_dropped_stops_in_the_background() -> None:
         until(lambda: is_free(address))  # noqa: B023
 
 
-def test_a_server_in_a_reference_cycle_stops_in_the_background_whether_it_was_started_or_not() -> (
-    None
-):
+def test_server_in_reference_cycle_stops() -> None:
     for start in (False, True, False):
         server: Any = Server.create_local_server(start=start)
         server.itself = server
@@ -115,7 +113,7 @@ def test_a_server_in_a_reference_cycle_stops_in_the_background_whether_it_was_st
         until(lambda: is_free(address))  # noqa: B023
 
 
-def test_the_port_of_a_dropped_server_is_there_for_the_next_one_of_the_process() -> None:
+def test_port_of_dropped_server_is_free() -> None:
     (address,) = free_addresses(1)
     for _ in range(10):
         server = Server({"local": [address]})
@@ -124,7 +122,7 @@ def test_the_port_of_a_dropped_server_is_there_for_the_next_one_of_the_process()
     until(lambda: is_free(address))
 
 
-def test_a_call_that_runs_is_answered_within_the_grace_and_given_up_after_it(made: Made) -> None:
+def test_running_call_gets_the_grace(made: Made) -> None:
     for grace in (20.0, 0.0):
         server = made({"local": ["localhost:0"]})
         HELD[:] = entered, leave = threading.Event(), threading.Event()
@@ -154,7 +152,7 @@ def held() -> int:
     return 7
 
 
-def test_many_servers_of_one_cluster_live_in_one_process(made: Made) -> None:
+def test_servers_of_a_cluster_in_one_process(made: Made) -> None:
     """A hundred and one: contract S2.8."""
     addresses = free_addresses(101)
     cluster = {"worker": addresses[:1], "ps": addresses[1:]}
@@ -163,7 +161,7 @@ def test_many_servers_of_one_cluster_live_in_one_process(made: Made) -> None:
     assert len({server.target for server in servers} | {worker.target}) == 101
 
 
-def test_too_few_descriptors_are_an_error_and_not_the_end_of_the_process(
+def test_missing_descriptors_are_an_error(
     child: Callable[..., subprocess.Popen[str]],
 ) -> None:
     program = """

@@ -171,7 +171,7 @@ def test_transfer_dummy_device_context() -> None:
 # -- time, incarnations, bounds, order -------------------------------------------------------------
 
 
-def test_a_wait_ends_at_its_deadline_and_the_next_wait_gets_the_message() -> None:
+def test_wait_ends_at_its_deadline() -> None:
     box = Mailbox()
     early, late = box.wanted(key(), due=1.0), box.wanted(key(), due=2.0)
     assert box.deadline == 1.0
@@ -181,7 +181,7 @@ def test_a_wait_ends_at_its_deadline_and_the_next_wait_gets_the_message() -> Non
     assert late.letter == "x"
 
 
-def test_a_new_incarnation_of_the_sender_never_satisfies_a_wait_for_the_old_one() -> None:
+def test_new_incarnation_satisfies_no_old_wait() -> None:
     box = Mailbox()
     put(box, "old, in another channel", key("other"))
     wait = box.wanted(key())
@@ -194,7 +194,7 @@ def test_a_new_incarnation_of_the_sender_never_satisfies_a_wait_for_the_old_one(
     assert (box.items, box.nbytes) == (0, 0)
 
 
-def test_messages_of_a_sender_stay_after_its_end_until_its_next_incarnation_is_known() -> None:
+def test_messages_outlive_their_sender() -> None:
     box = Mailbox()
     put(box, "one")
     put(box, "two")
@@ -204,14 +204,14 @@ def test_messages_of_a_sender_stay_after_its_end_until_its_next_incarnation_is_k
     assert letters(box) == []
 
 
-def test_the_end_of_a_sender_ends_only_the_waits_for_this_sender() -> None:
+def test_end_of_sender_ends_only_its_waits() -> None:
     box = Mailbox()
     mine, other = box.wanted(key(life=0)), box.wanted(key(source="worker:2", life=0))
     assert box.sender_gone("worker:1", "it has ended") == [mine]
     assert (mine.code, mine.message, other.ended) == (UNAVAILABLE, "it has ended", False)
 
 
-def test_a_wait_for_an_unknown_sender_is_bound_to_its_first_incarnation() -> None:
+def test_wait_is_bound_to_first_incarnation() -> None:
     box = Mailbox()
     wait = box.wanted(key(life=0))
     box.incarnation_seen("worker:1", LIFE)
@@ -220,7 +220,7 @@ def test_a_wait_for_an_unknown_sender_is_bound_to_its_first_incarnation() -> Non
     assert wait.code == UNAVAILABLE
 
 
-def test_a_full_mailbox_refuses_messages_and_later_ones_are_still_received() -> None:
+def test_full_mailbox_refuses_messages() -> None:
     box = Mailbox(items_max=2, bytes_max=100)
     put(box, "a", nbytes=1000, number=1, low=1)  # an empty mailbox takes anything
     assert refusal(box, nbytes=1, number=2, low=1).error_code == RESOURCE_EXHAUSTED
@@ -235,7 +235,7 @@ def test_a_full_mailbox_refuses_messages_and_later_ones_are_still_received() -> 
     assert letters(box) == ["c", "d"]
 
 
-def test_a_message_that_did_not_fit_is_the_next_one_again() -> None:
+def test_returned_message_is_next() -> None:
     box = Mailbox()
     put(box, "first")
     put(box, "second")
@@ -249,7 +249,7 @@ def test_a_message_that_did_not_fit_is_the_next_one_again() -> None:
     assert waiting.letter == "third"
 
 
-def test_messages_that_overtake_each_other_are_received_in_the_order_of_sending() -> None:
+def test_overtaking_messages_keep_their_order() -> None:
     box = Mailbox()
     wait = box.wanted(key(life=0))
     assert put(box, "third", number=3, low=1, after=2) == []
@@ -261,7 +261,7 @@ def test_messages_that_overtake_each_other_are_received_in_the_order_of_sending(
 
 
 @pytest.mark.parametrize("how", ["skipped", "low"])
-def test_a_message_that_its_sender_gave_up_is_not_waited_for(how: str) -> None:
+def test_abandoned_message_delays_nobody(how: str) -> None:
     box = Mailbox()
     put(box, "second", number=2, low=1, after=1)
     assert letters(box) == []
@@ -272,7 +272,7 @@ def test_a_message_that_its_sender_gave_up_is_not_waited_for(how: str) -> None:
     assert letters(box) == ["second"]
 
 
-def test_a_skipped_message_that_is_held_comes_before_those_behind_it() -> None:
+def test_skipped_held_message_keeps_its_place() -> None:
     """The reply that confirms the message was lost, so its sender has it skipped."""
     box = Mailbox()
     put(box, "second", number=2, low=1, after=1)
@@ -283,14 +283,14 @@ def test_a_skipped_message_that_is_held_comes_before_those_behind_it() -> None:
     assert letters(box) == ["second", "third", "fourth"]
 
 
-def test_a_message_is_taken_once() -> None:
+def test_message_is_received_once() -> None:
     box = Mailbox()
     for _ in range(2):
         put(box, "once", number=1, low=1)
     assert letters(box) == ["once"]
 
 
-def test_a_sender_has_a_message_skipped_when_nothing_before_it_is_on_the_way() -> None:
+def test_skip_waits_for_earlier_messages() -> None:
     out = Outbox()
     for number, after in ((1, 0), (2, 1), (3, 2)):
         assert out.numbers("t") == (number, 1, after)
@@ -303,7 +303,7 @@ def test_a_sender_has_a_message_skipped_when_nothing_before_it_is_on_the_way() -
     assert (out.numbers("t"), out.unconfirmed) == ((4, 4, 0), 0)
 
 
-def test_a_message_that_waits_in_another_incarnation_of_its_receiver_is_freed_there() -> None:
+def test_message_held_elsewhere_is_freed() -> None:
     """The first was received by the earlier incarnation, of which the next one knows nothing."""
     out, box = Outbox(), Mailbox()
     out.sent("t", 1, 0)
@@ -311,26 +311,24 @@ def test_a_message_that_waits_in_another_incarnation_of_its_receiver_is_freed_th
     assert out.ended(1, failed=False) is None
     put(box, "second", number=2, low=1, after=1)
     assert box.holds("worker:1", 2, 1)
-    assert out.ended(2, failed=False, held=7) == (2, 1)
+    assert out.ended(2, failed=False, incarnation=7) == (2, 1)
     assert out.numbers("t")[2] == 2, "messages that are sent meanwhile come after it"
     box.skipped("worker:1", LIFE, 1)
     assert letters(box) == ["second"]
     assert out.skipped(2) is None
 
 
-def test_a_message_behind_one_that_was_held_by_the_previous_receiver_is_freed_at_the_next_one() -> (
-    None
-):
+def test_message_behind_held_message_is_freed() -> None:
     """The third is lost with incarnation 7 of the receiver, which held it; incarnation 8 holds the
     fourth, and never gets the third."""
     out, box = Outbox(), Mailbox()
     for number in (1, 2, 3, 4):
         out.sent("t", number, number - 1)
-    assert out.ended(3, failed=False, held=7) is None
+    assert out.ended(3, failed=False, incarnation=7) is None
     put(box, "fourth", number=4, low=1, after=3)
-    assert out.ended(4, failed=False, held=8) is None
+    assert out.ended(4, failed=False, incarnation=8) is None
     put(box, "second", number=2, low=1, after=1)
-    assert out.ended(2, failed=False, held=8) is None
+    assert out.ended(2, failed=False, incarnation=8) is None
     assert out.ended(1, failed=True) == (1, 1)
     box.skipped("worker:1", LIFE, 1)
     assert out.skipped(1) == (3, 2)
@@ -344,7 +342,7 @@ def test_a_message_behind_one_that_was_held_by_the_previous_receiver_is_freed_at
     assert letters(box) == ["second", "fourth", "fifth"]
 
 
-def test_a_message_that_failed_as_the_last_of_its_tag_needs_no_skip() -> None:
+def test_last_failed_message_needs_no_skip() -> None:
     out = Outbox()
     out.sent("t", 1, 0)
     assert out.ended(1, failed=True) is None

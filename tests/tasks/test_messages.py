@@ -143,7 +143,7 @@ def test_abort_then_recv_or_send(pair: list[Server]) -> None:
         pair[1].send(1, "worker:0", "foo")
 
 
-def test_order_is_kept_when_large_and_small_values_mix(
+def test_order_of_large_and_small_values(
     pair: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -161,7 +161,7 @@ def test_order_is_kept_when_large_and_small_values_mix(
     assert pair[1].snapshot().mail_items == 0
 
 
-def test_a_message_that_was_cancelled_does_not_hold_up_those_behind_it(made: Made) -> None:
+def test_cancelled_message_delays_no_other(made: Made) -> None:
     addresses = free_addresses(2)
     first = made({"worker": addresses}, "worker", 0)
     lost = first.send("lost", "worker:1", "foo", timeout=0.05)
@@ -172,7 +172,7 @@ def test_a_message_that_was_cancelled_does_not_hold_up_those_behind_it(made: Mad
     assert kept.get_value() is None
 
 
-def test_a_value_is_as_it_was_when_it_was_sent(pair: list[Server]) -> None:
+def test_value_is_a_snapshot(pair: list[Server]) -> None:
     for count in (3, 100_000, 1_000_000):
         array = np.zeros(count)
         pair[0].send([array], "worker:1", "foo")
@@ -185,7 +185,7 @@ def test_a_value_is_as_it_was_when_it_was_sent(pair: list[Server]) -> None:
         assert (array == 1).all()
 
 
-def test_to_itself_without_a_connection(pair: list[Server]) -> None:
+def test_message_to_self_needs_no_connection(pair: list[Server]) -> None:
     sent = pair[0].send({"a": (1, "x", None)}, "worker:0", "foo")
     assert sent.done()
     assert sent.is_ok()
@@ -196,7 +196,7 @@ def test_to_itself_without_a_connection(pair: list[Server]) -> None:
     assert not pair[0].snapshot().connections
 
 
-def test_received_into_an_array_of_the_callers_and_what_does_not_fit_stays(
+def test_recv_into_array(
     pair: list[Server],
 ) -> None:
     pair[0].send(np.arange(6.0).reshape(2, 3), "worker:1", "foo")
@@ -219,9 +219,7 @@ def test_received_into_an_array_of_the_callers_and_what_does_not_fit_stays(
         pair[1].recv("worker:0", "foo", out=frozen)
 
 
-def test_a_large_array_reaches_another_task_of_this_host_with_one_copy(
-    pair: list[Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_array_is_copied_once(pair: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
     pair[0].send(0, "worker:1", "warm").get_value()
     copies: list[int] = []
     from zmqdist.transport.shm_pool import ShmPool
@@ -241,7 +239,7 @@ def test_a_large_array_reaches_another_task_of_this_host_with_one_copy(
     assert copies == [2**23]
 
 
-def test_mistakes_are_said_at_once(pair: list[Server]) -> None:
+def test_mistakes_fail_at_once(pair: list[Server]) -> None:
     with pytest.raises(
         InvalidArgumentError, match="no task 'worker:7' in this cluster; it has worker:0, worker:1"
     ):
@@ -256,16 +254,14 @@ def test_mistakes_are_said_at_once(pair: list[Server]) -> None:
     assert pair[1].recv("worker:0", "foo", timeout=10) == "after the mistake"
 
 
-def test_nothing_within_the_time(pair: list[Server]) -> None:
+def test_recv_times_out(pair: list[Server]) -> None:
     with pytest.raises(
         DeadlineExceededError, match="no message from worker:0 under 'foo' arrived in time"
     ):
         pair[1].recv("worker:0", "foo", timeout=0.05)
 
 
-def test_a_full_mailbox_refuses_and_tells_the_sender(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_mailbox_fails_the_sender(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zmqdist.tasks.mail.MAIL_ITEMS_MAX", 3)
     pair = cluster(made, 2)
     sent = [pair[0].send(number, "worker:1", "foo") for number in range(5)]
@@ -282,7 +278,7 @@ def test_a_full_mailbox_refuses_and_tells_the_sender(
     assert pair[1].recv("worker:0", "foo") == "room again"
 
 
-def test_a_task_that_has_not_started_yet_is_waited_for(made: Made) -> None:
+def test_recv_waits_for_late_sender(made: Made) -> None:
     addresses = free_addresses(2)
     first = made({"worker": addresses}, "worker", 0)
     receiving = Side(first.recv, "worker:1", "foo")
@@ -297,7 +293,7 @@ def test_a_task_that_has_not_started_yet_is_waited_for(made: Made) -> None:
 
 @pytest.mark.processes("messages")
 @pytest.mark.killed("messages")
-def test_whoever_waits_for_a_task_that_is_killed_is_told_at_once(made: Made, child: Child) -> None:
+def test_killed_sender_ends_recv(made: Made, child: Child) -> None:
     addresses = free_addresses(2)
     server = made({"worker": addresses}, "worker", 0)
     process = started(child, addresses)
@@ -314,7 +310,7 @@ def test_whoever_waits_for_a_task_that_is_killed_is_told_at_once(made: Made, chi
     assert server.recv("worker:1", "tag") == "left behind"
 
 
-def test_a_new_life_is_never_taken_for_the_old_one(made: Made, child: Child) -> None:
+def test_restarted_sender_is_another_sender(made: Made, child: Child) -> None:
     addresses = free_addresses(2)
     server = made({"worker": addresses}, "worker", 0)
     process = started(child, addresses)
@@ -331,7 +327,7 @@ def test_a_new_life_is_never_taken_for_the_old_one(made: Made, child: Child) -> 
     assert tell(again, "recv back") == "to the new one"
 
 
-def test_a_task_that_is_stopped_is_missed_by_its_heartbeats(made: Made, child: Child) -> None:
+def test_stopped_process_is_missed(made: Made, child: Child) -> None:
     addresses = free_addresses(2)
     server = made({"worker": addresses}, "worker", 0)
     process = started(child, addresses)
@@ -351,7 +347,7 @@ def test_a_task_that_is_stopped_is_missed_by_its_heartbeats(made: Made, child: C
     assert server.recv("worker:1", "tag", timeout=30) == "it lives"
 
 
-def test_many_threads_and_tags_at_once(pair: list[Server]) -> None:
+def test_threads_and_tags_at_once(pair: list[Server]) -> None:
     def talk(rank: int, tag: str) -> list[int]:
         got = []
         for number in range(50):
@@ -366,7 +362,7 @@ def test_many_threads_and_tags_at_once(pair: list[Server]) -> None:
 
 
 @pytest.mark.parametrize("timeout", [float("nan"), "3", True])
-def test_a_time_out_that_is_none_is_refused(pair: list[Server], timeout: Any) -> None:
+def test_bad_time_out_is_refused(pair: list[Server], timeout: Any) -> None:
     """NaN would be for ever."""
     with pytest.raises(InvalidArgumentError, match="a time-out is a number of seconds"):
         pair[0].recv("worker:1", "tag", timeout=timeout)

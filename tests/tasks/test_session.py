@@ -114,7 +114,7 @@ def test_reset_fails(opened: Opened, server: Server) -> None:
 @pytest.mark.parametrize(
     "target", ["", "grpc://localhost:1", "zmq://", "zmq://host", "local", None, 7]
 )
-def test_a_target_of_another_kind_is_not_found(target: Any) -> None:
+def test_bad_target_is_not_found(target: Any) -> None:
     with pytest.raises(NotFoundError, match=r"wanted .zmq://host:port."):
         Session(target)
 
@@ -136,7 +136,7 @@ def test_large_constant(opened: Opened) -> None:
     )
 
 
-def test_a_captured_array_is_the_runs_own_and_as_it_is_at_each_run(opened: Opened) -> None:
+def test_captured_array_is_fresh_at_each_run(opened: Opened) -> None:
     session, constant = opened(), np.zeros(2**20)
 
     def write() -> float:
@@ -195,7 +195,7 @@ def _tell_and_dequeue(name: str) -> Any:
     return dequeue(name)
 
 
-def test_ctrl_c_ends_the_wait_and_asks_the_function_to_end(opened: Opened, slot: str) -> None:
+def test_ctrl_c_cancels_the_function(opened: Opened, slot: str) -> None:
     session = opened()
     began = QUEUES["began"] = threading.Event()  # type: ignore[assignment]
 
@@ -246,7 +246,7 @@ def test_interactive_session(opened: Opened, server: Server) -> None:
         ),
     ],
 )
-def test_an_option_that_a_session_would_not_heed_is_refused(
+def test_unknown_option_is_refused(
     make: Callable[..., object], server: Server, option: str, expected: str
 ) -> None:
     with pytest.raises(InvalidArgumentError) as raised:
@@ -325,7 +325,7 @@ def test_shape_changing_isolate_state(opened: Opened) -> None:
         opened(isolate_session_state=True).read("w")
 
 
-def test_the_servers_config_is_the_default_of_its_sessions(made: Callable[..., Server]) -> None:
+def test_server_config_is_the_default(made: Callable[..., Server]) -> None:
     server = made(
         {"local": ["localhost:0"]},
         config={"isolate_session_state": True, "operation_timeout_in_ms": 200},
@@ -344,7 +344,7 @@ def test_the_servers_config_is_the_default_of_its_sessions(made: Callable[..., S
 # -- run -------------------------------------------------------------------------------------------
 
 
-def test_an_error_keeps_its_class_and_has_the_remote_traceback(opened: Opened) -> None:
+def test_error_keeps_class_and_traceback(opened: Opened) -> None:
     session = opened()
     with pytest.raises(ZeroDivisionError) as expected:
         session.run(lambda: 1 // 0)
@@ -368,7 +368,7 @@ def _raise_unpicklable() -> None:
     raise ValueError("holds", threading.Lock())
 
 
-def test_what_cannot_be_pickled_is_said_before_anything_is_sent(opened: Opened) -> None:
+def test_unpicklable_argument_is_refused_first(opened: Opened) -> None:
     session = opened("localhost:1")
     with pytest.raises(InvalidArgumentError, match=r"args\[0\], a _thread.lock, cannot be pickled"):
         session.run(len, threading.Lock())
@@ -377,7 +377,7 @@ def test_what_cannot_be_pickled_is_said_before_anything_is_sent(opened: Opened) 
         session.run(lambda: captured)
 
 
-def test_a_function_that_captures_what_can_change_is_sent_as_it_is_at_each_run(
+def test_mutable_capture_is_sent_at_each_run(
     opened: Opened,
 ) -> None:
     session = opened()
@@ -415,15 +415,11 @@ def _counting() -> list[Callable[[], int]]:
 
 
 @pytest.mark.parametrize("fn", _counting(), ids=["global", "nonlocal", "nonlocal within"])
-def test_what_a_function_binds_at_the_task_is_not_there_at_its_next_run(
-    opened: Opened, fn: Callable[[], int]
-) -> None:
+def test_globals_of_a_run_are_lost(opened: Opened, fn: Callable[[], int]) -> None:
     assert [opened().run(fn), opened().run(fn)] == [1, 1]
 
 
-def test_a_function_that_captures_nothing_mutable_is_pickled_once(
-    opened: Opened, server: Server
-) -> None:
+def test_immutable_capture_is_pickled_once(opened: Opened, server: Server) -> None:
     session = opened()
     add = eval("lambda a, b: a + b")  # of no importable module
     assert [session.run(add, 1, number) for number in range(20)] == list(range(1, 21))
@@ -431,7 +427,7 @@ def test_a_function_that_captures_nothing_mutable_is_pickled_once(
     assert server.snapshot().functions_cached == 1
 
 
-def test_arguments_and_values_are_snapshots_private_and_writable(opened: Opened) -> None:
+def test_arguments_and_values_are_snapshots(opened: Opened) -> None:
     session = opened()
     for size in (10, 200_000):
         given = np.arange(size)
@@ -448,7 +444,7 @@ def test_arguments_and_values_are_snapshots_private_and_writable(opened: Opened)
         assert session.read("s")[0] == 7
 
 
-def test_a_frozen_argument_stays_frozen(opened: Opened) -> None:
+def test_frozen_argument_stays_frozen(opened: Opened) -> None:
     frozen = zd.freeze(np.arange(300_000))
     writable, total = opened().run(lambda a: (a.flags.writeable, int(a.sum())), frozen)
     assert (writable, total) == (False, int(frozen.sum()))
@@ -479,7 +475,7 @@ def test_variables_keep_dtype_and_shape(opened: Opened, value: Any) -> None:
     assert session.variables() == {"v": zd.TensorSpec(wanted.shape, wanted.dtype)}
 
 
-def test_what_is_no_array_cannot_be_a_variable(opened: Opened) -> None:
+def test_bad_value_is_no_variable(opened: Opened) -> None:
     session = opened()
     for value in (object(), None, [1, [2]]):
         with pytest.raises(InvalidArgumentError, match=r"variable 'v'.*(cannot hold|not an array)"):
@@ -490,9 +486,7 @@ def test_what_is_no_array_cannot_be_a_variable(opened: Opened) -> None:
         session.assign(3, 1)  # type: ignore[arg-type]
 
 
-def test_the_current_server_is_the_one_that_runs_the_function(
-    opened: Opened, server: Server
-) -> None:
+def test_current_server_runs_the_function(opened: Opened, server: Server) -> None:
     assert opened().run(lambda: zd.Server.current().target) == server.target
     with pytest.raises(FailedPreconditionError, match=r"Session\.run"):
         Server.current()
@@ -500,9 +494,7 @@ def test_the_current_server_is_the_one_that_runs_the_function(
     assert opened().read("here") == 1
 
 
-def test_functions_may_wait_for_each_other_beyond_the_threads_of_rpc(
-    opened: Opened, slot: str
-) -> None:
+def test_functions_may_exceed_rpc_threads(opened: Opened, slot: str) -> None:
     session = opened()
     got: list[Any] = []
     waiting = [
@@ -524,7 +516,7 @@ def _put(name: str, value: Any) -> None:
 # -- time-outs and resets --------------------------------------------------------------------------
 
 
-def test_a_target_that_is_not_there_is_waited_for_and_named(opened: Opened) -> None:
+def test_absent_target_is_awaited_and_named(opened: Opened) -> None:
     (address,) = free_addresses(1)
     began = time.monotonic()
     with pytest.raises(DeadlineExceededError, match=f"missing task {address}"):
@@ -540,9 +532,7 @@ def test_a_target_that_is_not_there_is_waited_for_and_named(opened: Opened) -> N
         late.close()
 
 
-def test_a_task_that_has_gone_since_is_named_as_missing(
-    opened: Opened, made: Callable[..., Server]
-) -> None:
+def test_lost_task_is_named_as_missing(opened: Opened, made: Callable[..., Server]) -> None:
     spec = {"worker": free_addresses(2)}
     servers = [made(spec, "worker", index) for index in range(2)]
     session = opened(servers[0])
@@ -563,7 +553,7 @@ def test_a_task_that_has_gone_since_is_named_as_missing(
     )
 
 
-def test_what_is_no_tasks_server_is_told_so(opened: Opened) -> None:
+def test_foreign_server_is_refused(opened: Opened) -> None:
     with (
         zd.rpc.Server.create("zmq", "127.0.0.1:0") as other,
         pytest.raises(FailedPreconditionError, match="not a task's server"),
@@ -571,7 +561,7 @@ def test_what_is_no_tasks_server_is_told_so(opened: Opened) -> None:
         opened(other.address).read("v")
 
 
-def test_reset_ends_what_other_sessions_wait_for(opened: Opened, server: Server, slot: str) -> None:
+def test_reset_ends_waits_of_other_sessions(opened: Opened, server: Server, slot: str) -> None:
     session = opened()
     began = QUEUES["began"] = threading.Event()  # type: ignore[assignment]
     raised: list[BaseException] = []
@@ -593,7 +583,7 @@ def test_reset_ends_what_other_sessions_wait_for(opened: Opened, server: Server,
         session.read("v")
 
 
-def test_a_reset_ends_a_session_also_at_tasks_that_it_has_not_used_before(
+def test_reset_ends_session_at_unused_tasks(
     made: Callable[..., Server], opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zmqdist.tasks.sessions.SESSIONS_MAX", 2)
@@ -614,9 +604,7 @@ def test_a_reset_ends_a_session_also_at_tasks_that_it_has_not_used_before(
 
 
 @pytest.mark.parametrize("timeout", ["1", None, float("nan"), True])
-def test_a_time_out_is_a_number_of_milliseconds(
-    opened: Opened, server: Server, timeout: Any
-) -> None:
+def test_time_out_is_a_number_of_milliseconds(opened: Opened, server: Server, timeout: Any) -> None:
     with pytest.raises(
         zd.errors.InvalidArgumentError, match="a time-out is a number of milliseconds"
     ):
@@ -632,7 +620,7 @@ def test_a_time_out_is_a_number_of_milliseconds(
 
 
 @pytest.mark.parametrize("timeout", [np.float64(60_000), np.int64(60_000), 1e300])
-def test_a_time_out_may_be_a_number_of_numpy_or_very_long(opened: Opened, timeout: float) -> None:
+def test_time_out_of_numpy_or_very_long(opened: Opened, timeout: float) -> None:
     assert opened().run(int, timeout_in_ms=timeout) == 0
 
 
@@ -645,7 +633,7 @@ def keep_variables() -> None:
     KEPT.append(Server.current().variables)
 
 
-def test_a_reset_frees_what_isolated_sessions_have(opened: Opened, server: Server) -> None:
+def test_reset_frees_isolated_variables(opened: Opened, server: Server) -> None:
     session = opened(isolate_session_state=True)
     session.assign("v", 1)
     session.run(keep_variables)
@@ -656,7 +644,7 @@ def test_a_reset_frees_what_isolated_sessions_have(opened: Opened, server: Serve
     assert not own.specs()
 
 
-def test_a_task_keeps_a_bounded_number_of_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_functions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zmqdist.tasks.sessions.FUNCTIONS_KEPT_MAX", 2)
     with Server.create_local_server() as server, Session(server) as session:
         for number in range(4):
@@ -664,12 +652,12 @@ def test_a_task_keeps_a_bounded_number_of_functions(monkeypatch: pytest.MonkeyPa
         assert server.snapshot().functions_cached == 2
 
 
-def test_the_config_of_a_session_is_a_dict(server: Server) -> None:
+def test_session_config_must_be_a_dict(server: Server) -> None:
     with pytest.raises(zd.errors.InvalidArgumentError, match="the config of a session is a dict"):
         Session(server, 5)  # type: ignore[arg-type]
 
 
-def test_a_session_that_is_closed_or_lost_leaves_nothing_at_the_task(
+def test_closed_session_leaves_nothing(
     opened: Opened, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zmqdist.tasks.sessions.SESSION_LOST_S", 0.0)
@@ -693,7 +681,7 @@ def until(condition: Callable[[], Any]) -> None:
         time.sleep(0.002)  # the pause of a poll with a deadline
 
 
-def test_sessions_have_a_bound(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_are_bounded(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zmqdist.tasks.sessions.SESSIONS_MAX", 1)
     first, second = opened(), opened()
     first.assign("v", 1)
@@ -703,7 +691,7 @@ def test_sessions_have_a_bound(opened: Opened, monkeypatch: pytest.MonkeyPatch) 
     assert second.read("v") == 1
 
 
-def test_a_session_of_a_task_that_was_started_again_is_aborted(opened: Opened) -> None:
+def test_restarted_task_aborts_its_sessions(opened: Opened) -> None:
     (address,) = free_addresses(1)
     session = opened(address)
     with Server({"local": [address]}):
@@ -714,9 +702,7 @@ def test_a_session_of_a_task_that_was_started_again_is_aborted(opened: Opened) -
         session.close()
 
 
-def test_stopping_a_server_asks_functions_to_end_after_the_grace(
-    made: Callable[..., Server], slot: str
-) -> None:
+def test_stop_cancels_functions_after_the_grace(made: Callable[..., Server], slot: str) -> None:
     server = made({"local": ["localhost:0"]})
     began = QUEUES["began"] = threading.Event()  # type: ignore[assignment]
     with Session(server) as session:

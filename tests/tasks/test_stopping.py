@@ -94,7 +94,7 @@ WAITS: list[tuple[str, int, Callable[[Server], Any], Callable[[Server, Server], 
 
 
 @pytest.mark.parametrize(("name", "rank", "wait", "at_rest"), WAITS, ids=[row[0] for row in WAITS])
-def test_the_own_stop_ends_a_wait_and_is_what_the_error_names(
+def test_own_stop_ends_waits(
     made: Made,
     name: str,
     rank: int,
@@ -120,7 +120,7 @@ def test_the_own_stop_ends_a_wait_and_is_what_the_error_names(
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "broadcast"])
 @pytest.mark.parametrize("rank", [0, 1], ids=["leader", "member"])
-def test_the_own_stop_ends_an_exchange_of_pieces(
+def test_own_stop_ends_an_exchange(
     made: Made, monkeypatch: pytest.MonkeyPatch, kind: str, rank: int
 ) -> None:
     """The other one is silent, so the stopped one waits for its pieces; of a broadcast the root is
@@ -149,7 +149,7 @@ def test_the_own_stop_ends_an_exchange_of_pieces(
             pair[1 - rank].stop(0.0)
 
 
-def test_a_member_that_has_come_last_is_told_of_its_own_stop(made: Made) -> None:
+def test_last_member_fails_by_own_stop(made: Made) -> None:
     """Its announcement may already be agreed: then it has its result."""
     for _ in range(TIMES):
         pair = cluster(made, 2)
@@ -168,9 +168,7 @@ def test_a_member_that_has_come_last_is_told_of_its_own_stop(made: Made) -> None
         pair[0].stop(0.0)
 
 
-def test_a_watch_that_ends_with_the_own_server_says_nothing_of_the_other_task(
-    made: Made, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_own_stop_reports_no_other_task(made: Made, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "zmqdist.tasks"):
         for _ in range(TIMES):
             pair = cluster(made, 2)
@@ -192,7 +190,7 @@ def test_a_watch_that_ends_with_the_own_server_says_nothing_of_the_other_task(
     assert not [record for record in caplog.messages if record.startswith("worker:0")]
 
 
-def test_the_other_party_of_a_stop_is_told_that_the_task_has_gone(made: Made) -> None:
+def test_stop_is_a_loss_for_other_tasks(made: Made) -> None:
     """The other way round: nobody else is told that its own part was cancelled."""
     for _ in range(TIMES):
         pair = cluster(made, 2)
@@ -250,7 +248,7 @@ def mute() -> Iterator[str]:
             peer.close()
 
 
-def test_whether_a_task_is_alive_is_not_answered_by_the_own_stop(made: Made, mute: str) -> None:
+def test_check_alive_fails_at_own_stop(made: Made, mute: str) -> None:
     server = made({"worker": [*free_addresses(1), mute]}, "worker", 0)
     asking = Side(server.check_alive, "worker:1")
     until(lambda: server.snapshot().connections)
@@ -260,9 +258,7 @@ def test_whether_a_task_is_alive_is_not_answered_by_the_own_stop(made: Made, mut
     assert str(error) == "the server of worker:0 was stopped"
 
 
-def test_a_reset_that_the_stop_of_the_asked_task_ends_names_that_task_alone(
-    made: Made, mute: str
-) -> None:
+def test_reset_names_the_stopped_task(made: Made, mute: str) -> None:
     server = made({"worker": free_addresses(1), "ps": [mute]}, "worker", 0)
     resetting = Side(Session.reset, server.target)
     until(lambda: server.snapshot().connections)
@@ -272,7 +268,7 @@ def test_a_reset_that_the_stop_of_the_asked_task_ends_names_that_task_alone(
     assert "ps:0" not in str(error)
 
 
-def test_a_message_that_is_on_its_way_at_the_stop_was_cancelled(made: Made, mute: str) -> None:
+def test_unsent_message_is_cancelled_at_stop(made: Made, mute: str) -> None:
     server = made({"worker": [*free_addresses(1), mute]}, "worker", 0)
     sent = server.send(1, "worker:1", "tag")
     assert server.snapshot().mail_unconfirmed == 1
@@ -283,9 +279,7 @@ def test_a_message_that_is_on_its_way_at_the_stop_was_cancelled(made: Made, mute
     until(lambda: server.snapshot().mail_unconfirmed == 0)
 
 
-def test_a_mailbox_that_has_stopped_refuses_as_one_whose_task_has_gone(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_mailbox_refuses_messages(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its port is still open while the stop waits for a function that runs. The sender has not
     heard of the stop yet."""
     monkeypatch.setattr(RpcService, "say_goodbye", lambda *text: None)

@@ -28,7 +28,7 @@ def through(target: Any) -> Any:
     return Dataset.range(3).apply(service.distribute("parallel_epochs", target))
 
 
-def test_servers_of_the_data_service_take_the_fields_of_their_configs() -> None:
+def test_data_servers_take_their_configs() -> None:
     with (
         service.DispatchServer(port=0, protocol=None, start=True) as dispatcher,
         service.WorkerServer(port=0, dispatcher_address=dispatcher.address),
@@ -54,12 +54,12 @@ def test_servers_of_the_data_service_take_the_fields_of_their_configs() -> None:
         (lambda: service.WorkerServer(port=0), "Must specify a `dispatcher_address`"),
     ],
 )
-def test_a_server_says_what_it_takes(make: Callable[[], Any], text: str) -> None:
+def test_server_reports_its_signature(make: Callable[[], Any], text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=text):
         make()
 
 
-def test_a_method_is_registered_by_the_keywords_of_tensorflow() -> None:
+def test_method_takes_tensorflow_keywords() -> None:
     server = zd.rpc.Server.create("zmq", "localhost:0")
     server.register(method_name="double", func=lambda x: 2 * x)
     server.start()
@@ -129,14 +129,14 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("use", "error", "text"), REFUSED)
-def test_grpc_is_refused_with_the_line_to_type(
+def test_grpc_is_refused_with_hint(
     use: Callable[[], Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
         use()
 
 
-def test_a_strategy_refuses_grpc_in_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strategy_refuses_grpc_in_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         os.environ,
         "TF_CONFIG",

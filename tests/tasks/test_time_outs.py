@@ -46,7 +46,7 @@ WAITS: dict[str, tuple[Callable[[Server, str, Any], Any], Callable[[Server, str]
 
 
 @pytest.mark.parametrize("wait", WAITS)
-def test_every_wait_takes_the_same_time_outs(pair: Servers, wait: str) -> None:
+def test_waits_take_equal_time_outs(pair: Servers, wait: str) -> None:
     waits, ends = WAITS[wait]
     server, other = pair
     names = map("name{}".format, count())
@@ -75,7 +75,7 @@ ALONE: dict[str, Callable[[Server, Any], Any]] = {
 
 
 @pytest.mark.parametrize("wait", ALONE)
-def test_what_a_task_does_alone_takes_the_same_time_outs(made: Made, wait: str) -> None:
+def test_local_waits_take_equal_time_outs(made: Made, wait: str) -> None:
     (server,) = cluster(made, 1)
     for timeout in REFUSED:
         check_refused(lambda timeout: ALONE[wait](server, timeout), timeout)
@@ -83,7 +83,7 @@ def test_what_a_task_does_alone_takes_the_same_time_outs(made: Made, wait: str) 
         ALONE[wait](server, timeout)
 
 
-def test_a_server_is_joined_alike(made: Made) -> None:
+def test_join_takes_equal_time_outs(made: Made) -> None:
     (server,) = cluster(made, 1)
     for timeout in REFUSED:
         check_refused(server.join, timeout)
@@ -102,9 +102,7 @@ SESSION: dict[str, Callable[[Session, Any], Any]] = {
 
 
 @pytest.mark.parametrize("operation", SESSION)
-def test_the_milliseconds_of_a_session_are_numbers_of_the_same_kinds(
-    made: Made, operation: str
-) -> None:
+def test_session_milliseconds_are_numbers(made: Made, operation: str) -> None:
     (server,) = cluster(made, 1)
     with Session(server) as session:
         for timeout in [*REFUSED, None]:

@@ -39,9 +39,7 @@ def _halves(shape: Any, dtype: Any) -> list[int]:
     return [2] + [1] * (len(shape) - 1)
 
 
-def test_apply_asks_each_server_once_whatever_the_number_of_variables(
-    made: Any, asked: list[Any]
-) -> None:
+def test_apply_sends_one_request_per_ps(made: Any, asked: list[Any]) -> None:
     strategy = made(_halves)
     with strategy.scope():
         variables = [zd.Variable(np.ones((4, 2))) for _ in range(5)] + [zd.Variable(1.0)]
@@ -62,7 +60,7 @@ def test_apply_asks_each_server_once_whatever_the_number_of_variables(
     assert all(version == 2 for variable in variables[:5] for version in variable.version)
 
 
-def test_read_asks_each_server_once_and_keeps_the_structure(made: Any, asked: list[Any]) -> None:
+def test_read_sends_one_request_per_ps(made: Any, asked: list[Any]) -> None:
     strategy = made(_halves)
     with strategy.scope():
         w, b, s = zd.Variable(np.arange(6.0).reshape(3, 2)), zd.Variable([1.0]), zd.Variable(2.0)
@@ -75,7 +73,7 @@ def test_read_asks_each_server_once_and_keeps_the_structure(made: Any, asked: li
     assert (values["here"][0].tolist(), values["here"][1:]) == ([7.0], [5, None])
 
 
-def test_read_replaces_variables_in_views_iterators_and_dicts_of_any_keys(made: Any) -> None:
+def test_read_keeps_views_iterators_and_dicts(made: Any) -> None:
     strategy = made(_halves)
     with strategy.scope():
         b, s = zd.Variable([1.0]), zd.Variable(2.0)
@@ -87,7 +85,7 @@ def test_read_replaces_variables_in_views_iterators_and_dicts_of_any_keys(made: 
 @pytest.mark.parametrize(
     "grad", [np.zeros((3, 2)), zd.IndexedSlices(np.zeros((1, 2)), np.array([4])), np.zeros(8), "x"]
 )
-def test_a_gradient_that_does_not_fit_changes_no_variable(made: Any, grad: Any) -> None:
+def test_unfit_gradient_changes_no_variable(made: Any, grad: Any) -> None:
     strategy = made(_halves)
     with strategy.scope():
         one, two = zd.Variable(np.ones((4, 2))), zd.Variable(np.ones((4, 2)))
@@ -119,7 +117,7 @@ def test_apply_works_in_scheduled_functions(anywhere: zd.ParameterServerStrategy
 # -- synchronous mode ------------------------------------------------------------------------------
 
 
-def test_gradients_of_a_step_are_averaged_and_applied_once(made: Any) -> None:
+def test_step_applies_the_mean_once(made: Any) -> None:
     strategy = made(aggregate="sync", workers_per_step=2)
     coordinator = ClusterCoordinator(strategy)
     with strategy.scope():
@@ -138,7 +136,7 @@ def test_gradients_of_a_step_are_averaged_and_applied_once(made: Any) -> None:
     assert v.version == w.version == 4
 
 
-def test_the_functions_of_a_map_make_steps_together(made: Any) -> None:
+def test_map_functions_make_steps_together(made: Any) -> None:
     strategy = made(aggregate="sync", workers_per_step=2)
     coordinator = ClusterCoordinator(strategy)
     with strategy.scope():
@@ -148,7 +146,7 @@ def test_the_functions_of_a_map_make_steps_together(made: Any) -> None:
     assert v.numpy() == 2.0
 
 
-def test_as_many_as_there_are_workers_make_a_step_where_nothing_else_is_said(made: Any) -> None:
+def test_step_size_is_the_number_of_workers(made: Any) -> None:
     strategy = made(aggregate="sync")
     with strategy.scope():
         v = zd.Variable(0.0)
@@ -159,7 +157,7 @@ def test_as_many_as_there_are_workers_make_a_step_where_nothing_else_is_said(mad
     assert v.numpy() == 2.0
 
 
-def test_a_step_that_is_over_takes_no_more(made: Any) -> None:
+def test_ended_step_takes_no_gradient(made: Any) -> None:
     strategy = made(aggregate="sync", workers_per_step=1)
     with strategy.scope():
         v = zd.Variable(0.0)
@@ -171,7 +169,7 @@ def test_a_step_that_is_over_takes_no_more(made: Any) -> None:
     assert v.numpy() == 2.0
 
 
-def test_synchronous_mode_wants_the_number_of_a_step(made: Any) -> None:
+def test_synchronous_apply_needs_step(made: Any) -> None:
     strategy = made(aggregate="sync", workers_per_step=1)
     with strategy.scope():
         v = zd.Variable(0.0, name="w")
@@ -182,7 +180,7 @@ def test_synchronous_mode_wants_the_number_of_a_step(made: Any) -> None:
     assert v.assign_add(1.0).numpy() == 1.0
 
 
-def test_a_server_that_is_gone_is_an_error_of_apply_and_read(
+def test_lost_ps_is_an_error(
     cluster: Callable[..., Cluster],
 ) -> None:
     servers = cluster(1, 2)
@@ -197,7 +195,7 @@ def test_a_server_that_is_gone_is_an_error_of_apply_and_read(
         assert variables[0].numpy() == 0.0
 
 
-def test_variables_of_two_strategies_are_not_taken_for_each_other(made: Any) -> None:
+def test_strategies_do_not_mix_variables(made: Any) -> None:
     one, other = made(), made()
     with one.scope():
         mine = [zd.Variable(float(number)) for number in range(4)]
@@ -208,7 +206,7 @@ def test_variables_of_two_strategies_are_not_taken_for_each_other(made: Any) -> 
     assert one.read(mine + theirs) == [-1, 1, 2, 3, 100, 101, 102, 102]
 
 
-def test_a_variable_that_is_there_twice_is_refused_before_any_server_is_told(made: Any) -> None:
+def test_repeated_variable_is_refused_first(made: Any) -> None:
     strategy = made()
     with strategy.scope():
         first, second = zd.Variable(1.0), zd.Variable(1.0)

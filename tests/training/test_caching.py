@@ -20,7 +20,7 @@ def v(strategy: zd.ParameterServerStrategy) -> Any:
         return zd.Variable(1.0)
 
 
-def test_later_reads_give_what_the_first_gave_until_the_scope_ends(v: Any) -> None:
+def test_reads_are_equal_inside_the_scope(v: Any) -> None:
     with zd.cache_variable_reads():
         assert v.read_value() == 1.0
         v.assign(2.0)
@@ -36,13 +36,13 @@ def test_later_reads_give_what_the_first_gave_until_the_scope_ends(v: Any) -> No
         assert v.read_value() == 2.0
 
 
-def test_the_first_read_counts_and_not_the_value_at_the_beginning(v: Any) -> None:
+def test_cache_begins_at_the_first_read(v: Any) -> None:
     with zd.cache_variable_reads():
         v.assign(5.0)
         assert v.numpy() == 5.0
 
 
-def test_a_cached_value_is_the_readers_own(strategy: zd.ParameterServerStrategy) -> None:
+def test_cached_value_belongs_to_its_reader(strategy: zd.ParameterServerStrategy) -> None:
     with strategy.scope():
         v = zd.Variable(np.zeros(3))
     with zd.cache_variable_reads():
@@ -74,7 +74,7 @@ def test_shards_are_cached(made: Any) -> None:
     assert v.numpy().tolist() == [[1.0], [2.0]]
 
 
-def test_nesting_is_refused_and_the_outer_scope_goes_on(v: Any) -> None:
+def test_nested_scope_is_refused(v: Any) -> None:
     with zd.cache_variable_reads():
         assert v.numpy() == 1.0
         with pytest.raises(ValueError, match="nested"), zd.cache_variable_reads():
@@ -89,7 +89,7 @@ def test_nesting_is_refused_and_the_outer_scope_goes_on(v: Any) -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_scope_in_a_scheduled_function_holds_around_run(made: Any, replicas: int) -> None:
+def test_scope_in_function_covers_run(made: Any, replicas: int) -> None:
     strategy = made(replicas_per_worker=replicas)
     coordinator = ClusterCoordinator(strategy)
     with strategy.scope():
@@ -108,7 +108,7 @@ def test_a_scope_in_a_scheduled_function_holds_around_run(made: Any, replicas: i
     assert coordinator.schedule(step).fetch() == (3.0, 2.0)
 
 
-def test_a_scope_around_schedule_goes_with_the_function(
+def test_scope_around_schedule_goes_along(
     anywhere: zd.ParameterServerStrategy,
 ) -> None:
     coordinator = ClusterCoordinator(anywhere)
@@ -128,7 +128,7 @@ def test_a_scope_around_schedule_goes_with_the_function(
     assert coordinator.schedule(step).fetch() == 4.0 + 7.0
 
 
-def test_a_scope_around_map_goes_with_the_function(coordinator: ClusterCoordinator) -> None:
+def test_scope_around_map_goes_along(coordinator: ClusterCoordinator) -> None:
     def inside(_: int) -> bool:
         try:
             with zd.cache_variable_reads():
@@ -142,7 +142,7 @@ def test_a_scope_around_map_goes_with_the_function(coordinator: ClusterCoordinat
     assert coordinator.fetch(coordinator.map(inside, range(3))) == [False] * 3
 
 
-def test_a_scheduled_function_inside_a_scope_may_not_open_another(
+def test_function_in_scope_opens_no_other(
     coordinator: ClusterCoordinator,
 ) -> None:
     def step() -> None:
@@ -157,7 +157,7 @@ def test_a_scheduled_function_inside_a_scope_may_not_open_another(
         coordinator.join()
 
 
-def test_a_cached_function_is_sent_once(
+def test_cached_function_is_sent_once(
     coordinator: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     defined: list[Any] = []

@@ -71,7 +71,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, int | None, str]] = {
 @pytest.mark.parametrize(
     ("jobs", "task_type", "task_id", "told"), REFUSED.values(), ids=REFUSED.keys()
 )
-def test_a_cluster_that_cannot_be_is_refused_in_tensorflows_words(
+def test_bad_cluster_is_refused(
     jobs: dict[str, Any], task_type: str | None, task_id: int | None, told: str
 ) -> None:
     resolver = zd.resolvers.SimpleClusterResolver(
@@ -92,14 +92,14 @@ def test_a_cluster_that_cannot_be_is_refused_in_tensorflows_words(
         ({"worker": {3: "w:3"}, "ps": PS}, "worker", 3),
     ],
 )
-def test_what_can_be_is_taken(
+def test_good_cluster_is_accepted(
     jobs: dict[str, Any], task_type: str | None, task_id: int | None
 ) -> None:
     check_cluster(zd.ClusterSpec(jobs), task_type, task_id)
 
 
 @pytest.mark.parametrize("source", [7, "127.0.0.1:5050", ["w:1"]])
-def test_what_is_no_cluster_is_told_what_is(source: Any) -> None:
+def test_bad_source_is_refused(source: Any) -> None:
     with pytest.raises(
         ValueError,
         match=r"no cluster with parameter servers: .* wanted a cluster resolver, a ClusterSpec",
@@ -107,7 +107,7 @@ def test_what_is_no_cluster_is_told_what_is(source: Any) -> None:
         connect(source)
 
 
-def test_without_a_cluster_in_the_environment_there_is_none(
+def test_empty_environment_has_no_cluster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("ZMQDIST_CONFIG", raising=False)
@@ -117,7 +117,7 @@ def test_without_a_cluster_in_the_environment_there_is_none(
         connect()
 
 
-def test_a_local_cluster_without_ps_is_refused() -> None:
+def test_local_cluster_without_ps_is_refused() -> None:
     told = r"There must be at least one ps\. This local_cluster has none"
     with (
         zd.local_cluster(workers=1, processes=False) as cluster,

@@ -53,9 +53,7 @@ def there(found: ClusterConnection, count: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["resolver", "spec", "dict"])
-def test_servers_that_know_nothing_of_the_program_run_its_functions(
-    cluster: Clusters, connected: Connect, how: str
-) -> None:
+def test_plain_servers_run_functions(cluster: Clusters, connected: Connect, how: str) -> None:
     jobs = cluster(2, 2).spec
     spec = zd.ClusterSpec(jobs)
     source = {"resolver": zd.resolvers.SimpleClusterResolver(spec), "spec": spec, "dict": jobs}[how]
@@ -66,9 +64,7 @@ def test_servers_that_know_nothing_of_the_program_run_its_functions(
     assert run(found, 4) == [os.getpid()] * 4
 
 
-def test_the_config_of_a_server_says_how_many_functions_and_whether_in_processes(
-    cluster: Clusters, connected: Connect
-) -> None:
+def test_server_config_sets_slots_and_processes(cluster: Clusters, connected: Connect) -> None:
     servers = cluster(2, 1)
     for index, config in enumerate(({"slots": 2}, {"worker_processes": True})):
         servers.kill("worker", index)
@@ -91,14 +87,12 @@ def test_the_config_of_a_server_says_how_many_functions_and_whether_in_processes
         ({"worker_processes": 1}, r"config\['worker_processes'\] is 1, wants True or False"),
     ],
 )
-def test_a_config_that_cannot_be_is_refused(config: dict[str, Any], told: str) -> None:
+def test_bad_server_config_is_refused(config: dict[str, Any], told: str) -> None:
     with pytest.raises(errors.InvalidArgumentError, match=told):
         zd.Server({"worker": ["localhost:0"]}, config=config)
 
 
-def test_evaluators_and_a_chief_that_are_not_there_are_not_waited_for(
-    cluster: Clusters, connected: Connect
-) -> None:
+def test_absent_evaluators_are_not_awaited(cluster: Clusters, connected: Connect) -> None:
     servers = cluster(1, 1)
     others = {"chief": [servers.port()], "evaluator": [servers.port()]}
     found = connected({**servers.spec, **others})
@@ -108,7 +102,7 @@ def test_evaluators_and_a_chief_that_are_not_there_are_not_waited_for(
     assert run(found) == [os.getpid()]
 
 
-def test_how_long_it_takes_until_a_worker_is_told_is_counted_where_metrics_are_wanted(
+def test_invitation_time_is_measured(
     cluster: Clusters, connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics, "enable_metrics", True)
@@ -120,7 +114,7 @@ def test_how_long_it_takes_until_a_worker_is_told_is_counted_where_metrics_are_w
     )
 
 
-def test_a_worker_that_has_accepted_is_not_asked_again_before_the_dispatcher_tells_of_it(
+def test_accepted_worker_is_invited_once(
     cluster: Clusters, connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one question more it would not be known to work for a quarter of a second."""
@@ -154,16 +148,14 @@ def test_a_worker_that_has_accepted_is_not_asked_again_before_the_dispatcher_tel
     assert accepted() == before + 1
 
 
-def test_the_chiefs_address_may_be_in_use(cluster: Clusters, connected: Connect) -> None:
+def test_address_of_chief_may_be_in_use(cluster: Clusters, connected: Connect) -> None:
     servers = cluster(1, 1)
     spec = {**servers.spec, "chief": [servers.port()]}
     with zd.Server(spec, "chief", 0):
         assert run(connected(spec)) == [os.getpid()]
 
 
-def test_several_strategies_on_one_cluster_in_one_program(
-    cluster: Clusters, connected: Connect
-) -> None:
+def test_strategies_share_a_cluster(cluster: Clusters, connected: Connect) -> None:
     """S-5."""
     servers = cluster(1, 1)
     first, second = connected(servers.spec), connected(servers.spec)
@@ -172,7 +164,7 @@ def test_several_strategies_on_one_cluster_in_one_program(
     assert run(second) == [os.getpid()]
 
 
-def test_who_did_not_answer_is_named_with_what_is_there_instead(cluster: Clusters) -> None:
+def test_silent_tasks_are_named_with_reason(cluster: Clusters) -> None:
     """S-3."""
     servers = cluster(2, 2)
     servers.kill("worker", 1)
@@ -204,7 +196,7 @@ def test_tasks_may_start_after_the_program(cluster: Clusters, connected: Connect
     assert run(found[0]) == [os.getpid()]
 
 
-def test_addresses_that_are_mixed_up_are_told(cluster: Clusters) -> None:
+def test_mixed_up_addresses_are_named(cluster: Clusters) -> None:
     servers = cluster(1, 2)
     workers, ps = servers.spec["worker"], servers.spec["ps"]
     with pytest.raises(
@@ -218,7 +210,7 @@ def test_addresses_that_are_mixed_up_are_told(cluster: Clusters) -> None:
         connect({"worker": workers, "ps": [ps[1]]}, timeout=20)
 
 
-def test_a_secret_that_is_refused_ends_the_wait(
+def test_refused_secret_ends_the_wait(
     cluster: Clusters, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers = cluster(1, 1)
@@ -227,7 +219,7 @@ def test_a_secret_that_is_refused_ends_the_wait(
         connect(servers.spec, timeout=20)
 
 
-def test_a_cluster_of_one_process_is_connected_as_it_is() -> None:
+def test_local_cluster_is_connected() -> None:
     with zd.local_cluster(workers=2, ps=2, processes=False) as local:
         found = connect(local)
         assert (found.target, found.ps, list(found.workers)) == (local.target, local.ps, [0, 1])
@@ -248,7 +240,7 @@ sys.stdin.read()
 """
 
 
-def test_another_program_is_told_who_is_here_and_comes_when_that_one_has_died(
+def test_second_program_is_refused_until_first_dies(
     cluster: Clusters,
     connected: Connect,
     monkeypatch: pytest.MonkeyPatch,
@@ -272,7 +264,7 @@ def test_another_program_is_told_who_is_here_and_comes_when_that_one_has_died(
     there(found, 2)
 
 
-def test_a_program_at_the_address_of_one_that_has_died_takes_over_what_came_by_itself(
+def test_program_at_old_address_takes_over(
     cluster: Clusters, connected: Connect, child: Callable[..., subprocess.Popen[str]]
 ) -> None:
     """The chief's address: the worker of the former program finds a dispatcher there again."""
@@ -291,7 +283,7 @@ def test_a_program_at_the_address_of_one_that_has_died_takes_over_what_came_by_i
     assert run(found) == run(another) == [servers.pid("worker", 0)]
 
 
-def test_a_program_that_closes_leaves_the_servers_to_the_next(
+def test_closed_program_frees_the_servers(
     cluster: Clusters, connected: Connect, child: Callable[..., subprocess.Popen[str]]
 ) -> None:
     servers = cluster(1, 1)
@@ -302,7 +294,7 @@ def test_a_program_that_closes_leaves_the_servers_to_the_next(
     assert run(connected(servers.spec)) == [servers.pid("worker", 0)]
 
 
-def test_what_is_dropped_lets_go_by_itself(cluster: Clusters) -> None:
+def test_dropped_connection_releases_the_cluster(cluster: Clusters) -> None:
     servers = cluster(1, 1)
     found = connect(servers.spec, timeout=30)
     there(found, 2)
@@ -314,7 +306,7 @@ def test_what_is_dropped_lets_go_by_itself(cluster: Clusters) -> None:
     )
 
 
-def test_shutdown_cluster_ends_all_servers(cluster: Clusters) -> None:
+def test_shutdown_cluster_stops_servers(cluster: Clusters) -> None:
     """CC-6."""
     servers = cluster(2, 2)
     found = connect(servers.spec, timeout=60)
@@ -324,7 +316,7 @@ def test_shutdown_cluster_ends_all_servers(cluster: Clusters) -> None:
         found.remove_worker(0)
 
 
-def test_start_server_serves_until_somebody_ends_it(cluster: Clusters) -> None:
+def test_start_server_serves_until_stopped(cluster: Clusters) -> None:
     """X-5."""
     servers = cluster(1, 1)
     servers.kill("ps", 0)
@@ -341,7 +333,7 @@ def test_start_server_serves_until_somebody_ends_it(cluster: Clusters) -> None:
 
 
 @pytest.mark.parametrize("job", ["chief", "evaluator", None])
-def test_start_server_is_for_workers_and_ps(job: str | None) -> None:
+def test_start_server_needs_worker_or_ps(job: str | None) -> None:
     spec = zd.ClusterSpec({"worker": ["w:1"], "ps": ["p:1"], "chief": ["c:1"]})
     with pytest.raises(ValueError, match=f"Unexpected task_type to start a server: {job}"):
         start_server(zd.resolvers.SimpleClusterResolver(spec, task_type=job, task_id=0), "zmq")
@@ -360,7 +352,7 @@ class ClosedMeanwhile(threading.Event):
         super().clear()
 
 
-def test_a_close_is_not_lost_whenever_it_comes() -> None:
+def test_early_close_is_not_lost() -> None:
     dispatcher: Any = SimpleNamespace(address="127.0.0.1:1", watch_members=lambda fn: None)
     late = ClosedMeanwhile()
     found = worker_recruiter.WorkerRecruiter(dispatcher, Credentials(insecure=True), 1, late)
@@ -372,7 +364,7 @@ def test_a_close_is_not_lost_whenever_it_comes() -> None:
     )
 
 
-def test_the_thread_that_invites_goes_on_after_whatever_went_wrong(
+def test_inviting_thread_survives_errors(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tries = threading.Semaphore(0)
@@ -395,9 +387,7 @@ def test_the_thread_that_invites_goes_on_after_whatever_went_wrong(
     assert "workers could not be invited to this program" in caplog.text
 
 
-def test_a_cluster_file_whose_ps_have_gaps_in_their_numbers_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_gaps_in_ps_numbers_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The launcher would call ps:1 what the program calls ps:0."""
     (tmp_path / "cluster.yaml").write_text(
         "name: gaps\njobs:\n  worker: {count: 1}\n  ps: {tasks: {1: '127.0.0.1:1'}}\nprogram: "

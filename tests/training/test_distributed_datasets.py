@@ -28,7 +28,7 @@ def _on_worker(strategy: zd.ParameterServerStrategy, fn: Any, *args: Any) -> Any
     return ClusterCoordinator(strategy).schedule(fn, args).fetch()
 
 
-def test_neither_kind_can_be_iterated_on_the_coordinator(
+def test_coordinator_cannot_iterate(
     strategy: zd.ParameterServerStrategy,
 ) -> None:
     dataset = Dataset.range(3)
@@ -41,7 +41,7 @@ def test_neither_kind_can_be_iterated_on_the_coordinator(
             iter(distributed)
 
 
-def test_a_batch_is_cut_into_parts_for_the_replicas(replicated: zd.ParameterServerStrategy) -> None:
+def test_batch_is_split_between_replicas(replicated: zd.ParameterServerStrategy) -> None:
     distributed = replicated.experimental_distribute_dataset(Dataset.range(1, 11).batch(4))
 
     def first_and_last(given: Any) -> Any:
@@ -57,7 +57,7 @@ def test_a_batch_is_cut_into_parts_for_the_replicas(replicated: zd.ParameterServ
     assert count == here == 3
 
 
-def test_each_replica_takes_an_element_of_what_a_function_made(
+def test_replicas_take_elements_in_turn(
     replicated: zd.ParameterServerStrategy,
 ) -> None:
     count = replicated.num_replicas_in_sync
@@ -75,7 +75,7 @@ def test_each_replica_takes_an_element_of_what_a_function_made(
     assert [np.concatenate(element).tolist() for element in found] == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_replicas_for_which_nothing_is_left_get_no_rows(made: Any) -> None:
+def test_replicas_without_element_get_no_rows(made: Any) -> None:
     strategy = made(replicas_per_worker=2)
 
     def elements() -> Any:
@@ -93,7 +93,7 @@ def test_replicas_for_which_nothing_is_left_get_no_rows(made: Any) -> None:
     assert nothing["x"].shape == (0,)
 
 
-def test_steps_of_replicas_take_their_parts_of_a_batch(
+def test_replica_steps_take_parts_of_a_batch(
     replicated: zd.ParameterServerStrategy,
 ) -> None:
     with replicated.scope():
@@ -113,7 +113,7 @@ def test_steps_of_replicas_take_their_parts_of_a_batch(
     assert v.numpy().tolist() == [28]
 
 
-def test_their_element_spec_is_that_of_the_dataset(replicated: zd.ParameterServerStrategy) -> None:
+def test_element_spec_is_that_of_the_dataset(replicated: zd.ParameterServerStrategy) -> None:
     dataset = Dataset.range(8).batch(4)
     assert replicated.experimental_distribute_dataset(dataset).element_spec == dataset.element_spec
     assert (
@@ -122,7 +122,7 @@ def test_their_element_spec_is_that_of_the_dataset(replicated: zd.ParameterServe
     )
 
 
-def test_a_global_batch_size_must_be_divisible() -> None:
+def test_global_batch_size_must_divide() -> None:
     context = InputContext(num_replicas_in_sync=2)
     assert context.get_per_replica_batch_size(8) == 4
     with pytest.raises(ValueError, match="7 cannot be divided by 2"):
@@ -139,7 +139,7 @@ def test_scalars_cannot_be_split(made: Any) -> None:
         ClusterCoordinator(strategy).join()
 
 
-def test_values_from_a_function_are_made_for_each_replica(
+def test_values_from_a_function_per_replica(
     replicated: zd.ParameterServerStrategy,
 ) -> None:
     values = replicated.experimental_distribute_values_from_function(

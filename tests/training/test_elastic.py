@@ -132,9 +132,7 @@ def test_worker_restore_with_another_name(
     assert counter.count == 4
 
 
-def test_a_worker_comes_back_at_another_address_under_its_index(
-    cluster: Clusters, connected: Connect
-) -> None:
+def test_worker_returns_at_another_address(cluster: Clusters, connected: Connect) -> None:
     servers = cluster(2, 1)
     found = connected(servers.spec)
     servers.kill("worker", 1)
@@ -143,7 +141,7 @@ def test_a_worker_comes_back_at_another_address_under_its_index(
     assert list(found.workers) == [0, 1]
 
 
-def test_of_two_dead_workers_the_first_that_is_back_works_at_once(
+def test_first_returning_worker_works_at_once(
     cluster: Clusters, connected: Connect, counter: Counter
 ) -> None:
     """F-3."""
@@ -159,9 +157,7 @@ def test_of_two_dead_workers_the_first_that_is_back_works_at_once(
     eventually(lambda: missed(found) == [0], "only the other one is missed")
 
 
-def test_a_worker_that_is_removed_ends_its_work_for_the_program_and_stays_a_server(
-    cluster: Clusters, connected: Connect
-) -> None:
+def test_removed_worker_stays_a_server(cluster: Clusters, connected: Connect) -> None:
     servers = cluster(2, 1)
     found = connected(servers.spec)
     found.remove_worker(1)
@@ -176,7 +172,7 @@ def test_a_worker_that_is_removed_ends_its_work_for_the_program_and_stays_a_serv
     is_back(found)
 
 
-def test_a_worker_that_keeps_values_stays_in_the_cluster_unless_its_removal_is_forced(
+def test_worker_with_values_needs_force(
     cluster: Clusters,
 ) -> None:
     servers = cluster(1, 1)
@@ -192,7 +188,7 @@ def test_a_worker_that_keeps_values_stays_in_the_cluster_unless_its_removal_is_f
         assert not strategy.cluster.workers
 
 
-def test_a_program_adds_and_removes_workers_by_its_coordinator(cluster: Clusters) -> None:
+def test_coordinator_adds_and_removes_workers(cluster: Clusters) -> None:
     """F-7. One that is removed is not invited again."""
     servers = cluster(1, 1)
     with zd.ParameterServerStrategy(servers.spec, timeout=60) as strategy:
@@ -210,7 +206,7 @@ def test_a_program_adds_and_removes_workers_by_its_coordinator(cluster: Clusters
 
 
 @pytest.mark.parametrize("by", ["coordinator", "strategy"])
-def test_a_program_ends_the_servers_of_its_cluster(cluster: Clusters, by: str) -> None:
+def test_program_stops_the_servers(cluster: Clusters, by: str) -> None:
     """CC-6."""
     servers = cluster(1, 1)
     strategy = zd.ParameterServerStrategy(servers.spec, timeout=60)
@@ -223,7 +219,7 @@ def test_a_program_ends_the_servers_of_its_cluster(cluster: Clusters, by: str) -
 
 
 @pytest.mark.parametrize(("address", "index"), [("nowhere", None), ("127.0.0.1:1", -1)])
-def test_a_worker_that_cannot_be_is_refused(
+def test_bad_worker_is_refused(
     cluster: Clusters, connected: Connect, address: str, index: int | None
 ) -> None:
     found = connected(cluster(1, 1).spec)
@@ -232,7 +228,7 @@ def test_a_worker_that_cannot_be_is_refused(
     assert list(found.workers) == [0]
 
 
-def test_states_of_tasks_that_are_all_healthy(cluster: Clusters, connected: Connect) -> None:
+def test_states_of_healthy_tasks(cluster: Clusters, connected: Connect) -> None:
     found = connected(cluster(2, 2).spec)
     eventually(lambda: found.task_states() == [None] * 4, "all tasks are there")
 
@@ -241,7 +237,7 @@ def test_states_of_tasks_that_are_all_healthy(cluster: Clusters, connected: Conn
     ("job", "index", "place"),
     [("worker", 0, 0), ("ps", 0, 2), ("ps", 1, 3)],
 )
-def test_the_state_of_a_task_that_was_preempted_names_it_until_it_is_back(
+def test_state_of_preempted_task(
     cluster: Clusters, connected: Connect, job: str, index: int, place: int
 ) -> None:
     """Also of ps 0, which nothing else depends on."""

@@ -61,13 +61,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-def test_rows_come_in_the_order_asked_for_and_each_shard_is_asked_once(asked: list[Any]) -> None:
+def test_lookup_sends_one_request_per_shard(asked: list[Any]) -> None:
     table = table_of(3)
     assert table.embedding_lookup([4, 0, 3, 4]).tolist() == [[9, 10], [1, 2], [7, 8], [9, 10]]
     assert asked == [("table/part_0", [0]), ("table/part_1", [1]), ("table/part_2", [0, 0])]
 
 
-def test_ids_may_have_any_shape(asked: list[Any]) -> None:
+def test_ids_of_any_shape(asked: list[Any]) -> None:
     table = table_of(2)
     assert np.array_equal(embedding_lookup(table, [[0, 1], [4, 2]]), VALUES[[[0, 1], [4, 2]]])
     assert np.array_equal(embedding_lookup(table, 3), VALUES[3])
@@ -75,7 +75,7 @@ def test_ids_may_have_any_shape(asked: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["one variable", "a list", "shards"])
-def test_a_table_is_a_variable_or_a_list_or_shards(kind: str, asked: list[Any]) -> None:
+def test_table_of_variables_or_shards(kind: str, asked: list[Any]) -> None:
     tables = {
         "one variable": Variable(VALUES, name="table"),
         "a list": [Variable(VALUES[:3], name="v0"), Variable(VALUES[3:], name="v1")],
@@ -85,13 +85,13 @@ def test_a_table_is_a_variable_or_a_list_or_shards(kind: str, asked: list[Any]) 
     assert sum(len(rows) for _, rows in asked) == 2
 
 
-def test_a_list_of_tables_in_shards_has_their_rows_one_after_the_other() -> None:
+def test_rows_of_tables_are_consecutive() -> None:
     tables = [table_of(2, VALUES[:3], "a"), Variable(VALUES[3:], name="b")]
     assert np.array_equal(embedding_lookup(tables, np.arange(5)), VALUES)
 
 
 @pytest.mark.parametrize("bad", [5, -1])
-def test_an_id_that_is_no_row_is_refused_and_nobody_is_asked(bad: int, asked: list[Any]) -> None:
+def test_bad_id_is_refused_without_request(bad: int, asked: list[Any]) -> None:
     text = f"variable 'table': index {bad} is out of range: the indices are 0 to 4"
     with pytest.raises(InvalidArgumentError, match=text):
         embedding_lookup(table_of(2), [0, bad])
@@ -100,7 +100,7 @@ def test_an_id_that_is_no_row_is_refused_and_nobody_is_asked(bad: int, asked: li
     assert asked == []
 
 
-def test_what_is_no_table_is_refused() -> None:
+def test_bad_table_is_refused() -> None:
     for wrong in (VALUES, [], [VALUES], None):
         with pytest.raises(
             TypeError, match="a table is a Variable, a ShardedVariable or a list of them"
@@ -120,7 +120,7 @@ def test_long_rows_are_shortened() -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 5])
-def test_a_sparse_lookup_gives_the_mean_of_each_bag(shards: int, asked: list[Any]) -> None:
+def test_sparse_lookup_is_the_mean_of_bags(shards: int, asked: list[Any]) -> None:
     ids = [[0, 3], [4], [1]]
     for bags in (
         ids,
@@ -131,7 +131,7 @@ def test_a_sparse_lookup_gives_the_mean_of_each_bag(shards: int, asked: list[Any
         assert embedding_lookup_sparse(table_of(shards), bags).tolist() == [[4, 5], [9, 10], [3, 4]]
 
 
-def test_a_row_that_several_bags_name_moves_once(asked: list[Any]) -> None:
+def test_shared_row_is_moved_once(asked: list[Any]) -> None:
     found = embedding_lookup_sparse(table_of(2), [[4, 4, 0], [4], [0, 4]], combiner="sum")
     assert found.tolist() == [[19, 22], [9, 10], [10, 12]]
     assert asked == [("table/part_0", [0]), ("table/part_1", [1])]
@@ -145,7 +145,7 @@ def test_a_row_that_several_bags_name_moves_once(asked: list[Any]) -> None:
         ("sqrtn", [[15 / 5**0.5, 18 / 5**0.5], [9, 10], [0, 0]]),
     ],
 )
-def test_weights_count_and_an_empty_bag_gives_zeros(combiner: str, told: Any) -> None:
+def test_weights_count_and_empty_bag_is_zero(combiner: str, told: Any) -> None:
     ids, weights = [[0, 3], [4], []], [[2, 1], [0.5], []]
     told[0] = (
         np.add(np.multiply(VALUES[0], 2), VALUES[3])
@@ -156,7 +156,7 @@ def test_weights_count_and_an_empty_bag_gives_zeros(combiner: str, told: Any) ->
         assert np.allclose(embedding_lookup_sparse(table_of(2), form(ids), given, combiner), told)
 
 
-def test_bags_may_have_several_axes() -> None:
+def test_bags_of_several_axes() -> None:
     cube = Sparse(
         np.array([[0, 0, 0], [0, 0, 2], [1, 1, 1]]), np.array([0, 3, 4]), np.array([2, 2, 3])
     )
@@ -166,7 +166,7 @@ def test_bags_may_have_several_axes() -> None:
     ]
 
 
-def test_bags_need_not_be_in_order() -> None:
+def test_bags_in_any_order() -> None:
     mixed = Sparse(np.array([[1, 0], [0, 0], [1, 1]]), np.array([1, 4, 3]), np.array([2, 2]))
     assert embedding_lookup_sparse(table_of(2), mixed, combiner="sum").tolist() == [
         [9, 10],
@@ -174,7 +174,7 @@ def test_bags_need_not_be_in_order() -> None:
     ]
 
 
-def test_halves_are_summed_as_floats_and_whole_numbers_give_floats() -> None:
+def test_exact_dtype_of_sums() -> None:
     halves = table_of(2, np.full((4, 1), 1024, np.float16))
     found = embedding_lookup_sparse(halves, [[0, 1, 2, 3] * 20])
     assert (found.dtype, found.tolist()) == (np.float16, [[1024]])
@@ -182,7 +182,7 @@ def test_halves_are_summed_as_floats_and_whole_numbers_give_floats() -> None:
     assert embedding_lookup_sparse(whole, [[0, 1]]).tolist() == [[1.5]]
 
 
-def test_a_safe_lookup_leaves_out_what_is_not_valid(asked: list[Any]) -> None:
+def test_safe_lookup_drops_invalid_ids(asked: list[Any]) -> None:
     ids, weights = [[0, -1], [4], [1]], [[1.0, 1.0], [-1.0], [1.0]]
     for shards in (1, 3):
         table = table_of(shards)
@@ -194,7 +194,7 @@ def test_a_safe_lookup_leaves_out_what_is_not_valid(asked: list[Any]) -> None:
     assert all(4 not in rows for name, rows in asked if name == "table/part_0")
 
 
-def test_a_safe_lookup_may_fill_what_is_empty() -> None:
+def test_safe_lookup_fills_empty_bags() -> None:
     table = table_of(2)
     assert safe_embedding_lookup_sparse(table, [[], [-1], [1]], default_id=4).tolist() == [
         [9, 10],
@@ -210,7 +210,7 @@ def test_a_safe_lookup_may_fill_what_is_empty() -> None:
     assert safe_embedding_lookup_sparse(table, [[], []]).tolist() == [[0, 0], [0, 0]]
 
 
-def test_weights_below_zero_count_in_a_sum() -> None:
+def test_negative_weights_count_in_sum() -> None:
     assert safe_embedding_lookup_sparse(table_of(2), [[0, 4]], [[1.0, -1.0]], "sum").tolist() == [
         [-8, -8]
     ]
@@ -250,7 +250,7 @@ def test_weights_below_zero_count_in_a_sum() -> None:
         ([[-1]], None, "sum", InvalidArgumentError, "index -1 is out of range"),
     ],
 )
-def test_ids_and_weights_that_do_not_fit_are_refused(
+def test_unfit_weights_are_refused(
     ids: Any, weights: Any, combiner: str, error: type[Exception], told: str
 ) -> None:
     with pytest.raises(error, match=told):

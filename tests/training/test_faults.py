@@ -44,7 +44,7 @@ def test_async_wait_is_no_op(two: Program) -> None:
     assert two.coordinator.fetch(results) == [None] * 10
 
 
-def test_what_is_tried_again_with_once_passes_over_the_updates_that_were_made(two: Program) -> None:
+def test_retry_with_once_skips_updates(two: Program) -> None:
     """F-9: each update of each variable, whatever it is, also from threads of the function; its
     answer is that of the first run."""
     with two.strategy.scope():

@@ -17,28 +17,28 @@ from tests.training.test_batches import (
     test_apply_works_in_scheduled_functions,
 )
 from tests.training.test_caching import (
-    test_a_scope_around_schedule_goes_with_the_function,
+    test_scope_around_schedule_goes_along,
 )
 from tests.training.test_partitioned import (
-    test_a_lookup_in_two_variables_moves_rows_only_also_from_a_handle_that_was_sent,
-    test_a_scheduled_function_uses_it_as_one_variable_and_changes_the_original,
-    test_an_initializer_that_knows_parts_is_called_where_they_live_and_never_for_the_whole,
-    test_an_initializer_that_makes_the_whole_is_cut,
-    test_lookups_on_workers_move_the_rows_that_they_name_and_no_others,
+    test_lookup_in_two_variables_moves_its_rows,
+    test_lookup_moves_only_its_rows,
+    test_part_initializer_runs_at_each_ps,
+    test_scheduled_function_changes_the_original,
+    test_whole_initializer_is_cut,
 )
 from tests.training.test_strategy import (
-    test_a_scheduled_function_changes_variables_and_returns_what_it_reads,
-    test_a_strategy_arrives_on_a_worker_as_a_stub_that_runs_and_reduces,
-    test_a_variable_cannot_be_made_in_a_scheduled_function,
-    test_additions_of_many_scheduled_functions_are_all_counted_once,
-    test_methods_of_objects_that_hold_everything_can_be_scheduled,
-    test_run_and_reduce_outside_scheduled_functions_warn_each_time,
+    test_additions_are_counted_once,
+    test_methods_can_be_scheduled,
+    test_run_outside_functions_warns,
+    test_scheduled_function_changes_variables,
+    test_scheduled_function_makes_no_variable,
+    test_strategy_stub_runs_and_reduces,
 )
 from tests.training.test_training import (
-    test_each_worker_has_a_variable_of_its_own,
+    test_per_worker_variables_are_separate,
 )
 from tests.training.test_variables import (
-    test_everything_works_in_scheduled_functions_too,
+    test_variables_work_in_scheduled_functions,
 )
 from zmqdist.coordinator import ClusterCoordinator
 
@@ -49,21 +49,21 @@ pytestmark = [
 ]
 
 __all__ = [
-    "test_a_lookup_in_two_variables_moves_rows_only_also_from_a_handle_that_was_sent",
-    "test_a_scheduled_function_changes_variables_and_returns_what_it_reads",
-    "test_a_scheduled_function_uses_it_as_one_variable_and_changes_the_original",
-    "test_a_scope_around_schedule_goes_with_the_function",
-    "test_a_strategy_arrives_on_a_worker_as_a_stub_that_runs_and_reduces",
-    "test_a_variable_cannot_be_made_in_a_scheduled_function",
-    "test_additions_of_many_scheduled_functions_are_all_counted_once",
-    "test_an_initializer_that_knows_parts_is_called_where_they_live_and_never_for_the_whole",
-    "test_an_initializer_that_makes_the_whole_is_cut",
+    "test_lookup_in_two_variables_moves_its_rows",
+    "test_scheduled_function_changes_variables",
+    "test_scheduled_function_changes_the_original",
+    "test_scope_around_schedule_goes_along",
+    "test_strategy_stub_runs_and_reduces",
+    "test_scheduled_function_makes_no_variable",
+    "test_additions_are_counted_once",
+    "test_part_initializer_runs_at_each_ps",
+    "test_whole_initializer_is_cut",
     "test_apply_works_in_scheduled_functions",
-    "test_each_worker_has_a_variable_of_its_own",
-    "test_everything_works_in_scheduled_functions_too",
-    "test_lookups_on_workers_move_the_rows_that_they_name_and_no_others",
-    "test_methods_of_objects_that_hold_everything_can_be_scheduled",
-    "test_run_and_reduce_outside_scheduled_functions_warn_each_time",
+    "test_per_worker_variables_are_separate",
+    "test_variables_work_in_scheduled_functions",
+    "test_lookup_moves_only_its_rows",
+    "test_methods_can_be_scheduled",
+    "test_run_outside_functions_warns",
 ]
 
 
@@ -72,9 +72,7 @@ def anywhere_cluster(processes: zd.local_cluster) -> zd.local_cluster:
     return processes
 
 
-def test_an_initializer_with_shard_info_is_called_where_the_shards_live(
-    made: Any, processes: zd.local_cluster
-) -> None:
+def test_shard_info_initializer_runs_at_the_ps(made: Any, processes: zd.local_cluster) -> None:
     with made(zd.partitioners.FixedShardsPartitioner(2), cluster=processes).scope():
         pids = zd.Variable(
             lambda shard_info: np.full(shard_info.shape, os.getpid()), shape=(4,), dtype=np.int64
@@ -82,7 +80,7 @@ def test_an_initializer_with_shard_info_is_called_where_the_shards_live(
     assert len({os.getpid(), *pids.numpy().tolist()}) == 3
 
 
-def test_handles_arrive_in_another_process_as_one(made: Any, processes: zd.local_cluster) -> None:
+def test_handles_of_a_process_are_one(made: Any, processes: zd.local_cluster) -> None:
     strategy = made(cluster=processes)
     coordinator = ClusterCoordinator(strategy)
     with strategy.scope():
@@ -96,9 +94,7 @@ def test_handles_arrive_in_another_process_as_one(made: Any, processes: zd.local
     assert v.numpy().tolist() == [1.0, 1.0, 1.0]
 
 
-def test_a_function_that_makes_the_value_runs_at_the_server_when_shape_and_dtype_are_given(
-    made: Any, processes: zd.local_cluster
-) -> None:
+def test_initializer_runs_at_the_ps(made: Any, processes: zd.local_cluster) -> None:
     strategy = made(cluster=processes)
     with strategy.scope():
         there = zd.Variable(lambda: np.full(2, os.getpid()), shape=(2,), dtype="i8")

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.shares_cluster  # servers in this process start threads
 WITHIN_S = 30.0
 
 
-def test_each_scheduled_function_counts_for_itself(
+def test_scheduled_functions_count_separately(
     strategy: zd.ParameterServerStrategy, coordinator: ClusterCoordinator
 ) -> None:
     with strategy.scope():
@@ -33,7 +33,7 @@ def test_each_scheduled_function_counts_for_itself(
         coordinator.schedule(step, 5, once=True)  # type: ignore[arg-type]
 
 
-def test_a_function_with_once_that_raises_and_is_tried_again_counts_once(
+def test_retried_once_function_counts_once(
     strategy: zd.ParameterServerStrategy, coordinator: ClusterCoordinator
 ) -> None:
     with strategy.scope():
@@ -50,7 +50,7 @@ def test_a_function_with_once_that_raises_and_is_tried_again_counts_once(
     assert iterations.numpy() == 2
 
 
-def test_submit_is_once_where_schedule_is(made: Any) -> None:
+def test_submit_follows_the_default_of_once(made: Any) -> None:
     strategy = made(aggregate="sync", workers_per_step=1)
     coordinator = ClusterCoordinator(strategy)
     with strategy.scope():

@@ -46,7 +46,7 @@ def sizes(variable: Any) -> list[tuple[int, ...]]:
 # -- how variables are cut -------------------------------------------------------------------------
 
 
-def test_without_a_partitioner_a_variable_is_in_one_piece(
+def test_variable_without_partitioner_is_whole(
     strategy: zd.ParameterServerStrategy,
 ) -> None:
     with strategy.scope():
@@ -54,7 +54,7 @@ def test_without_a_partitioner_a_variable_is_in_one_piece(
     assert isinstance(variable, zd.Variable)
 
 
-def test_rows_are_dealt_to_servers_in_turn_and_names_tell_the_parts(made: Make) -> None:
+def test_shards_go_round_the_servers(made: Make) -> None:
     with made(cut(2)).scope():
         first = zd.Variable(np.arange(10, dtype=F32).reshape(5, 2), name="w")
         second = zd.Variable(np.zeros((6, 1), F32), name="w")
@@ -67,27 +67,27 @@ def test_rows_are_dealt_to_servers_in_turn_and_names_tell_the_parts(made: Make) 
     assert second.numpy().tolist() == [[0]] * 6
 
 
-def test_a_value_that_is_no_function_is_cut(made: Make) -> None:
+def test_array_value_is_cut(made: Make) -> None:
     with made(cut(4)).scope():
         variable = zd.Variable([float(number) for number in range(10)])
     assert [shard.numpy().tolist() for shard in variable] == [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
     assert tasks(variable) == ["ps:0", "ps:1", "ps:2", "ps:0"]
 
 
-def test_there_are_no_more_shards_than_rows(made: Make) -> None:
+def test_shards_are_not_more_than_rows(made: Make) -> None:
     with made(cut(4)).scope():
         variable = zd.Variable([[1], [2], [3]])
     assert sizes(variable) == [(1, 1)] * 3
 
 
-def test_one_shard_is_a_variable_and_takes_its_turn(made: Make) -> None:
+def test_single_shard_is_a_variable(made: Make) -> None:
     with made(cut(1)).scope():
         variables = [zd.Variable(np.zeros((2, 2))) for _ in range(4)]
     assert [type(variable) for variable in variables] == [zd.Variable] * 4
     assert [variable.task for variable in variables] == ["ps:0", "ps:1", "ps:2", "ps:0"]
 
 
-def test_a_scalar_is_never_cut_and_what_is_colocated_is_neither(made: Make) -> None:
+def test_scalar_and_colocated_stay_whole(made: Make) -> None:
     strategy = made(cut(2))
     with strategy.scope():
         scalar = zd.Variable(1.0)
@@ -98,9 +98,7 @@ def test_a_scalar_is_never_cut_and_what_is_colocated_is_neither(made: Make) -> N
 
 
 @pytest.mark.parametrize("wrong", [None, [], [0, 1, 1], [2, 2, 1]])
-def test_a_bad_answer_of_the_partitioner_is_told_as_its_own_and_makes_nothing(
-    made: Make, wrong: Any
-) -> None:
+def test_bad_partitioner_makes_nothing(made: Make, wrong: Any) -> None:
     strategy = made(lambda shape, dtype: wrong)
     with strategy.scope(), pytest.raises(ValueError, match="variable_partitioner"):
         zd.Variable(np.zeros((4, 3, 2)))
@@ -118,7 +116,7 @@ class Identity:
         return np.eye(rows, columns, first, dtype=dtype)
 
 
-def test_an_initializer_that_knows_parts_is_called_where_they_live_and_never_for_the_whole(
+def test_part_initializer_runs_at_each_ps(
     cut_in: Any,
 ) -> None:
     with cut_in(2).scope():
@@ -127,23 +125,21 @@ def test_an_initializer_that_knows_parts_is_called_where_they_live_and_never_for
     assert np.array_equal(variable.numpy(), np.eye(4))
 
 
-def test_an_initializer_that_makes_the_whole_is_cut(cut_in: Any) -> None:
+def test_whole_initializer_is_cut(cut_in: Any) -> None:
     with cut_in(2).scope():
         variable = zd.Variable(lambda: np.arange(5.0), shape=(5,), dtype=F32)
     assert [shard.numpy().tolist() for shard in variable] == [[0, 1, 2], [3, 4]]
 
 
 @pytest.mark.parametrize("given", [{}, {"shape": (4, 4)}, {"dtype": np.float64}])
-def test_a_function_is_also_cut_where_shape_or_dtype_are_not_given(
-    made: Make, given: dict[str, Any]
-) -> None:
+def test_function_without_shape_is_cut(made: Make, given: dict[str, Any]) -> None:
     with made(cut(2)).scope():
         variable = zd.Variable(lambda: np.eye(4), **given)
     assert isinstance(variable, zd.ShardedVariable)
     assert np.array_equal(variable.numpy(), np.eye(4))
 
 
-def test_an_initializer_that_fails_names_the_shard_and_the_task(made: Make) -> None:
+def test_failed_initializer_names_shard_and_task(made: Make) -> None:
     with (
         made(cut(2)).scope(),
         pytest.raises(UnknownError, match=r"'w/part_0' on ps:0.* ZeroDivisionError"),
@@ -151,12 +147,12 @@ def test_an_initializer_that_fails_names_the_shard_and_the_task(made: Make) -> N
         zd.Variable(lambda: 1 / 0, shape=(4,), dtype=F32, name="w")
 
 
-def test_a_variable_without_a_value_is_refused(made: Make) -> None:
+def test_missing_value_is_refused(made: Make) -> None:
     with made(cut(2)).scope(), pytest.raises(ValueError, match="needs an initial_value"):
         zd.Variable(shape=(4,), dtype=F32)
 
 
-def test_variables_are_made_once_by_a_function_that_makes_them_when_it_is_called_first(
+def test_lazy_variables_are_made_once(
     made: Make,
 ) -> None:
     kept: list[Any] = []
@@ -175,9 +171,7 @@ def test_variables_are_made_once_by_a_function_that_makes_them_when_it_is_called
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_replicas_update_each_shard_once_with_what_their_values_become(
-    made: Make, shards: int
-) -> None:
+def test_replicas_update_each_shard_once(made: Make, shards: int) -> None:
     strategy = made(cut(shards), replicas_per_worker=2)
     with strategy.scope():
         variable = zd.Variable(np.zeros(2, F32), aggregation="sum")
@@ -200,7 +194,7 @@ def test_replicas_update_each_shard_once_with_what_their_values_become(
 # -- on workers ------------------------------------------------------------------------------------
 
 
-def test_a_scheduled_function_uses_it_as_one_variable_and_changes_the_original(cut_in: Any) -> None:
+def test_scheduled_function_changes_the_original(cut_in: Any) -> None:
     strategy = cut_in(2)
     coordinator = ClusterCoordinator(strategy)
     with strategy.scope():
@@ -225,9 +219,7 @@ def test_a_scheduled_function_uses_it_as_one_variable_and_changes_the_original(c
     assert table.numpy().tolist() == [[11, 12], [3, 4], [5, 6], [17, 18]]
 
 
-def test_a_second_one_needs_no_other_function_and_a_handle_weighs_the_same_whatever_it_holds(
-    made: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_handle_has_constant_size(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     from zmqdist.scheduling.coordinator import functions
 
     strategy = made(cut(2))
@@ -256,7 +248,7 @@ def test_a_second_one_needs_no_other_function_and_a_handle_weighs_the_same_whate
     assert max(weights) - min(weights) < 50
 
 
-def test_a_handle_that_comes_back_is_the_one_that_is_here(made: Make) -> None:
+def test_returned_handle_is_the_same(made: Make) -> None:
     with made(cut(2)).scope():
         table = zd.Variable(np.zeros(4))
     assert cloudpickle.loads(cloudpickle.dumps(table)) is table
@@ -269,7 +261,7 @@ def test_a_handle_that_comes_back_is_the_one_that_is_here(made: Make) -> None:
     assert cloudpickle.loads(cloudpickle.dumps(again)) is again
 
 
-def test_reads_are_cached_in_a_scope_as_those_of_one_variable(made: Make) -> None:
+def test_reads_are_cached_like_one_variable(made: Make) -> None:
     with made(cut(2)).scope():
         table = zd.Variable(np.zeros(4))
     with zd.cache_variable_reads():
@@ -311,7 +303,7 @@ def sparse(bags: list[list[Any]], dtype: Any = np.int64) -> Sparse:
     return Sparse(np.array(places), values, np.array([len(bags), max(map(len, bags))]))
 
 
-def test_lookups_on_workers_move_the_rows_that_they_name_and_no_others(cut_in: Any) -> None:
+def test_lookup_moves_only_its_rows(cut_in: Any) -> None:
     strategy = cut_in(3)
     coordinator = ClusterCoordinator(strategy)
     with strategy.scope():
@@ -339,7 +331,7 @@ def test_lookups_on_workers_move_the_rows_that_they_name_and_no_others(cut_in: A
     assert moved.since() == 2 * row
 
 
-def test_a_lookup_in_two_variables_moves_rows_only_also_from_a_handle_that_was_sent(
+def test_lookup_in_two_variables_moves_its_rows(
     cut_in: Any,
 ) -> None:
     strategy = cut_in(1)
@@ -362,7 +354,7 @@ def test_a_lookup_in_two_variables_moves_rows_only_also_from_a_handle_that_was_s
         (slice(None), 10),
     ],
 )
-def test_an_index_moves_the_rows_that_it_names(made: Make, key: Any, rows: int) -> None:
+def test_index_moves_only_its_rows(made: Make, key: Any, rows: int) -> None:
     strategy = made(cut(3))
     value = np.arange(80, dtype=F32).reshape(10, 8)
     with strategy.scope():
@@ -372,7 +364,7 @@ def test_an_index_moves_the_rows_that_it_names(made: Make, key: Any, rows: int) 
     assert moved.since() == rows * 8 * 4
 
 
-def test_an_index_of_a_variable_in_one_piece_moves_the_rows_that_it_names_too(
+def test_index_of_whole_variable_moves_its_rows(
     strategy: Any,
 ) -> None:
     with strategy.scope():
@@ -396,7 +388,7 @@ def test_an_index_of_a_variable_in_one_piece_moves_the_rows_that_it_names_too(
     ],
     ids=lambda optimizer: type(optimizer).__name__,
 )
-def test_an_optimizer_trains_shards_as_it_trains_one_variable(
+def test_optimizer_trains_shards_like_one_variable(
     made: Make, optimizer: Any, batched: bool
 ) -> None:
     whole, cut_up = made(), made(cut(3))
@@ -422,7 +414,7 @@ def test_an_optimizer_trains_shards_as_it_trains_one_variable(
     assert np.allclose(table.numpy(), one.numpy(), rtol=1e-6)
 
 
-def test_a_gradient_that_does_not_fit_is_refused_before_any_shard_is_told(made: Make) -> None:
+def test_unfit_gradient_is_refused_first(made: Make) -> None:
     strategy = made(cut(2))
     with strategy.scope():
         table = zd.Variable(np.zeros((4, 2), F32), name="table")
@@ -442,7 +434,7 @@ def test_a_gradient_that_does_not_fit_is_refused_before_any_shard_is_told(made: 
     assert table.version == before
 
 
-def test_a_function_that_fails_at_one_shard_names_it_and_its_task(made: Make) -> None:
+def test_failed_function_names_shard_and_task(made: Make) -> None:
     with made(cut(2)).scope():
         table = zd.Variable(np.zeros(4, F32), name="table")
 
@@ -461,7 +453,7 @@ def test_a_function_that_fails_at_one_shard_names_it_and_its_task(made: Make) ->
 # -- a parameter server that dies ------------------------------------------------------------------
 
 
-def test_a_shard_that_is_gone_is_named_with_its_task_and_the_others_still_answer(
+def test_lost_shard_is_named(
     cluster: Callable[..., Cluster],
 ) -> None:
     servers = cluster(1, 2)

@@ -19,7 +19,7 @@ from zmqdist.training.partition import Initial, ShardInfo, offsets_of, shards_of
 F32 = np.float32
 
 
-def test_the_base_class_only_says_what_a_partitioner_is() -> None:
+def test_base_partitioner_is_abstract() -> None:
     with pytest.raises(NotImplementedError):
         partitioners.Partitioner()([2, 3], F32)
 
@@ -35,9 +35,7 @@ def test_the_base_class_only_says_what_a_partitioner_is() -> None:
         (2, [0, 3], [1, 1]),
     ],
 )
-def test_fixed_shards_are_as_many_as_said_but_no_more_than_rows(
-    shards: int, shape: Any, told: list[int]
-) -> None:
+def test_fixed_shards_up_to_rows(shards: int, shape: Any, told: list[int]) -> None:
     assert partitioners.FixedShardsPartitioner(shards)(shape, F32) == told
 
 
@@ -54,9 +52,7 @@ def test_fixed_shards_are_as_many_as_said_but_no_more_than_rows(
         ([0, 3], {"min_shard_bytes": 1, "max_shards": 4}, [1, 1]),
     ],
 )
-def test_shards_of_a_minimal_size(
-    shape: list[int], arguments: dict[str, int], told: list[int]
-) -> None:
+def test_min_size_shards(shape: list[int], arguments: dict[str, int], told: list[int]) -> None:
     assert partitioners.MinSizePartitioner(**arguments)(shape, F32) == told
 
 
@@ -73,13 +69,11 @@ def test_shards_of_a_minimal_size(
         ([4, 0], {"max_shard_bytes": 1}, [4, 1]),
     ],
 )
-def test_shards_of_a_maximal_size(
-    shape: list[int], arguments: dict[str, int], told: list[int]
-) -> None:
+def test_max_size_shards(shape: list[int], arguments: dict[str, int], told: list[int]) -> None:
     assert partitioners.MaxSizePartitioner(**arguments)(shape, F32) == told
 
 
-def test_the_size_of_an_element_is_that_of_its_dtype_and_text_of_any_length_has_its_own() -> None:
+def test_element_size_is_that_of_the_dtype() -> None:
     by_size = partitioners.MaxSizePartitioner(64, bytes_per_string=32)
     assert by_size([16], np.float64) == [2]
     assert by_size([16], "float16") == [1]
@@ -100,7 +94,7 @@ def test_the_size_of_an_element_is_that_of_its_dtype_and_text_of_any_length_has_
         lambda: partitioners.FixedShardsPartitioner(2)([4, 4], F32, axis=1),
     ],
 )
-def test_numbers_that_are_not_positive_and_another_axis_are_refused(
+def test_bad_numbers_and_axes_are_refused(
     make: Callable[[], object],
 ) -> None:
     with pytest.raises(ValueError, match=r"must be a positive whole number|along axis 0 only"):
@@ -118,15 +112,13 @@ def test_numbers_that_are_not_positive_and_another_axis_are_refused(
         (0, 1, [0]),
     ],
 )
-def test_rows_are_dealt_in_runs_and_the_first_shards_have_one_more(
-    rows: int, shards: int, told: list[int]
-) -> None:
+def test_first_shards_have_one_more_row(rows: int, shards: int, told: list[int]) -> None:
     offsets = offsets_of(rows, shards)
     assert [high - low for low, high in pairwise(offsets)] == told
     assert (offsets[0], offsets[-1]) == (0, rows)
 
 
-def test_a_partitioner_is_asked_by_keywords_and_may_be_any_callable() -> None:
+def test_partitioner_is_called_by_keywords() -> None:
     asked = []
 
     def partitioner(*, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[int]:
@@ -137,7 +129,7 @@ def test_a_partitioner_is_asked_by_keywords_and_may_be_any_callable() -> None:
     assert asked == [((5, 2), np.dtype(F32))]
 
 
-def test_no_more_shards_than_rows_and_a_scalar_is_never_cut() -> None:
+def test_shards_up_to_rows_and_scalar_is_whole() -> None:
     assert shards_of(lambda shape, dtype: [4], (3,), F32) == 3
     assert shards_of(lambda shape, dtype: [4], (0,), F32) == 1
     assert shards_of(lambda shape, dtype: pytest.fail("asked of a scalar"), (), F32) == 1
@@ -145,7 +137,7 @@ def test_no_more_shards_than_rows_and_a_scalar_is_never_cut() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, [], [0, 1, 1], [2, 2, 1], [-1, 1, 1]])
-def test_a_bad_answer_of_a_partitioner_is_told_as_its_own(wrong: Any) -> None:
+def test_bad_partitioner_result_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="variable_partitioner"):
         shards_of(lambda shape, dtype: wrong, (4, 3, 2), F32)
 
@@ -172,7 +164,7 @@ class Identity:
         return np.eye(*shape, dtype=dtype)[first : first + rows]
 
 
-def test_a_value_is_cut_here() -> None:
+def test_array_is_cut_here() -> None:
     initial = Initial.of("w", np.arange(10.0).reshape(5, 2), None, F32)
     assert (initial.shape, initial.dtype) == ((5, 2), F32)
     assert [part.tolist() for part in rows_made(initial, 2)] == [
@@ -185,7 +177,7 @@ def test_a_value_is_cut_here() -> None:
     "given",
     [{"shape": None, "dtype": F32}, {"shape": (4,), "dtype": None}, {"shape": None, "dtype": None}],
 )
-def test_a_function_of_which_shape_or_dtype_is_not_known_is_called_once_and_here(
+def test_function_without_shape_is_called_once(
     given: dict[str, Any],
 ) -> None:
     calls = []
@@ -200,13 +192,13 @@ def test_a_function_of_which_shape_or_dtype_is_not_known_is_called_once_and_here
     assert initial.dtype == F32
 
 
-def test_a_function_of_which_both_are_known_is_not_called_here() -> None:
+def test_function_with_shape_is_not_called() -> None:
     initial = Initial.of("w", lambda: pytest.fail("called here"), (4, 2), F32)
     assert (initial.shape, initial.dtype) == ((4, 2), F32)
     assert callable(initial.rows(0, 2))
 
 
-def test_an_initializer_that_knows_parts_makes_the_identity_by_offset_and_never_the_whole() -> None:
+def test_part_initializer_never_makes_the_whole() -> None:
     identity = Identity()
     initial = Initial.of("w", functools.partial(identity, (4, 4), F32), (4, 4), F32)
     parts = [initial.rows(0, 2), initial.rows(2, 4)]
@@ -217,7 +209,7 @@ def test_an_initializer_that_knows_parts_makes_the_identity_by_offset_and_never_
     ]
 
 
-def test_an_initializer_with_a_parameter_shard_info_is_given_that() -> None:
+def test_shard_info_initializer_gets_it() -> None:
     def make(shard_info: ShardInfo) -> Any:
         return np.full(shard_info.shape, shard_info.offset[0], F32)
 
@@ -227,13 +219,13 @@ def test_an_initializer_with_a_parameter_shard_info_is_given_that() -> None:
     ]
 
 
-def test_an_initializer_that_knows_no_parts_makes_the_whole_and_the_shard_keeps_its_rows() -> None:
+def test_whole_initializer_keeps_its_rows() -> None:
     parts = rows_made(Initial.of("w", lambda: range(5), (5,), F32), 2)
     assert [part.tolist() for part in parts] == [[0, 1, 2], [3, 4]]
     assert all(part.dtype == F32 for part in parts)
 
 
-def test_an_initializer_that_makes_another_shape_is_told_what_was_wanted() -> None:
+def test_wrong_initializer_shape_is_refused() -> None:
     with pytest.raises(
         ValueError,
         match=r"'w' returned shape \(7,\): wanted \(3,\) for rows 0 to 3, or \(5,\) for the whole "
@@ -254,12 +246,12 @@ def test_an_initializer_that_makes_another_shape_is_told_what_was_wanted() -> No
         ([object()], None, "cannot hold"),
     ],
 )
-def test_a_variable_without_a_fitting_value_is_refused(value: Any, shape: Any, told: str) -> None:
+def test_unfit_value_is_refused(value: Any, shape: Any, told: str) -> None:
     with pytest.raises(ValueError, match=f"variable 'w' {told}"):
         Initial.of("w", value, shape, None)
 
 
-def test_only_a_large_variable_that_is_made_in_one_piece_is_told_of(
+def test_large_whole_variable_is_warned_of(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(partition, "ELEMENTS_WHOLE_MAX", 10)

@@ -50,7 +50,7 @@ def _replica() -> int:
 
 
 @pytest.mark.parametrize("in_scope", [True, False])
-def test_run_and_reduce_add_what_each_replica_returns(
+def test_run_and_reduce_add_replicas(
     replicated: zd.ParameterServerStrategy, in_scope: bool
 ) -> None:
     coordinator = ClusterCoordinator(replicated)
@@ -78,7 +78,7 @@ def test_run_and_reduce_add_what_each_replica_returns(
     assert mean == (4, (count - 1) / 2)
 
 
-def test_each_replica_gets_its_part_of_the_arguments(two: zd.ParameterServerStrategy) -> None:
+def test_replica_gets_its_part_of_arguments(two: zd.ParameterServerStrategy) -> None:
     given = two.experimental_distribute_values_from_function(
         lambda context: {
             "id": context.replica_id_in_sync_group,
@@ -93,7 +93,7 @@ def test_each_replica_gets_its_part_of_the_arguments(two: zd.ParameterServerStra
     assert two.experimental_local_results(results) == ((0, 2000, [5], "x"), (1, 2000, [5], "x"))
 
 
-def test_each_replica_gets_its_part_of_a_dataclass_and_of_a_dict_of_any_keys(
+def test_replica_gets_its_part_of_dataclass(
     two: zd.ParameterServerStrategy,
 ) -> None:
     parts = PerReplica([1, 2])
@@ -107,7 +107,7 @@ def test_each_replica_gets_its_part_of_a_dataclass_and_of_a_dict_of_any_keys(
     )
 
 
-def test_reduce_along_axes_weighs_a_mean_by_the_elements(two: zd.ParameterServerStrategy) -> None:
+def test_mean_along_axes_is_weighted(two: zd.ParameterServerStrategy) -> None:
     value = PerReplica([np.array([1.0, 2.0, 3.0]), np.array([10.0])])
     assert two.reduce("MEAN", value, axis=0) == 4.0
     assert two.reduce("SUM", value, axis=0) == 16.0
@@ -116,7 +116,7 @@ def test_reduce_along_axes_weighs_a_mean_by_the_elements(two: zd.ParameterServer
     assert two.reduce("MEAN", table, axis=1).tolist() == [0.5, 0.5]
 
 
-def test_the_sum_of_what_is_the_same_in_all_replicas_is_refused(
+def test_sum_of_equal_values_is_refused(
     two: zd.ParameterServerStrategy,
 ) -> None:
     with pytest.raises(ValueError, match="the same in all 2 replicas"):
@@ -125,7 +125,7 @@ def test_the_sum_of_what_is_the_same_in_all_replicas_is_refused(
     assert two.reduce("SUM", two.run(lambda: None), axis=None) is None
 
 
-def test_gather_lays_the_replicas_values_one_behind_the_other(
+def test_gather_concatenates_replicas(
     two: zd.ParameterServerStrategy,
 ) -> None:
     value = PerReplica([np.array([[1], [2]]), np.array([[3]])])
@@ -133,7 +133,7 @@ def test_gather_lays_the_replicas_values_one_behind_the_other(
     assert two.gather(5, axis=0) == 5
 
 
-def test_the_error_of_a_replica_is_that_of_run(two: zd.ParameterServerStrategy) -> None:
+def test_error_of_a_replica_is_raised(two: zd.ParameterServerStrategy) -> None:
     def replica() -> None:
         if _replica() == 1:
             raise LookupError("mine")
@@ -147,7 +147,7 @@ def test_the_error_of_a_replica_is_that_of_run(two: zd.ParameterServerStrategy) 
 # -- merging ---------------------------------------------------------------------------------------
 
 
-def test_merge_call_runs_once_in_the_cross_replica_context_with_all_arguments(
+def test_merge_call_runs_once(
     two: zd.ParameterServerStrategy,
 ) -> None:
     calls = []
@@ -171,7 +171,7 @@ def test_merge_call_runs_once_in_the_cross_replica_context_with_all_arguments(
     assert calls == [(two, True, None, (0, 10), ("n", "n")), (two, True, None, (1, 11), ("n", "n"))]
 
 
-def test_what_a_merge_raises_is_raised_in_all_replicas(two: zd.ParameterServerStrategy) -> None:
+def test_error_of_merge_reaches_all_replicas(two: zd.ParameterServerStrategy) -> None:
     caught = []
 
     def merge(strategy: Any) -> None:
@@ -189,7 +189,7 @@ def test_what_a_merge_raises_is_raised_in_all_replicas(two: zd.ParameterServerSt
     assert len(caught) == 2
 
 
-def test_a_replica_that_ends_without_the_others_merge_is_an_error_and_no_hang(
+def test_unfinished_merge_is_an_error(
     two: zd.ParameterServerStrategy,
 ) -> None:
     def replica() -> None:
@@ -200,7 +200,7 @@ def test_a_replica_that_ends_without_the_others_merge_is_an_error_and_no_hang(
         two.run(replica)
 
 
-def test_all_reduce_gives_every_replica_the_same(two: zd.ParameterServerStrategy) -> None:
+def test_all_reduce_is_equal_everywhere(two: zd.ParameterServerStrategy) -> None:
     def replica() -> Any:
         return get_replica_context().all_reduce("SUM", np.float64(_replica() + 1))  # type: ignore[union-attr]
 
@@ -214,7 +214,7 @@ def test_all_reduce_gives_every_replica_the_same(two: zd.ParameterServerStrategy
 @pytest.mark.parametrize(
     ("aggregation", "wanted"), [("SUM", 3.0), ("mean", 1.5), ("only_first_replica", 1.0)]
 )
-def test_an_assignment_of_all_replicas_is_made_once_with_their_aggregate(
+def test_assignment_is_made_once(
     two: zd.ParameterServerStrategy, aggregation: str, wanted: float
 ) -> None:
     coordinator = ClusterCoordinator(two)
@@ -234,7 +234,7 @@ def test_an_assignment_of_all_replicas_is_made_once_with_their_aggregate(
 
 
 @pytest.mark.parametrize(("values", "wanted"), [((2, 4), 3), ((2, 3), 2), ((-2, -3), -2)])
-def test_the_mean_of_whole_numbers_is_a_whole_number_towards_zero(
+def test_mean_of_integers_rounds_to_zero(
     two: zd.ParameterServerStrategy, values: tuple[int, int], wanted: int
 ) -> None:
     with two.scope():
@@ -248,7 +248,7 @@ def test_the_mean_of_whole_numbers_is_a_whole_number_towards_zero(
     assert rows.numpy().tolist() == [[int(each / 2)] for each in values]
 
 
-def test_replicas_that_get_no_thread_are_an_error_and_keep_nobody_waiting(
+def test_missing_threads_are_an_error(
     two: zd.ParameterServerStrategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with two.scope():
@@ -260,7 +260,7 @@ def test_replicas_that_get_no_thread_are_an_error_and_keep_nobody_waiting(
     assert v.numpy() == 0.0
 
 
-def test_assignments_outside_replicas_are_made_as_they_are(two: zd.ParameterServerStrategy) -> None:
+def test_assignment_outside_replicas(two: zd.ParameterServerStrategy) -> None:
     with two.scope():
         v = zd.Variable(0.0, aggregation="mean")
         w = zd.Variable(0.0)
@@ -271,7 +271,7 @@ def test_assignments_outside_replicas_are_made_as_they_are(two: zd.ParameterServ
     assert (v.numpy(), w.numpy()) == (4.0, 2.0)
 
 
-def test_the_same_value_in_both_replicas_is_added_twice_by_sum_and_once_by_mean(
+def test_equal_values_by_sum_and_mean(
     two: zd.ParameterServerStrategy,
 ) -> None:
     with two.scope():
@@ -280,7 +280,7 @@ def test_the_same_value_in_both_replicas_is_added_twice_by_sum_and_once_by_mean(
     assert (total.numpy(), mean.numpy()) == (5.0, 3.0)
 
 
-def test_a_variable_without_aggregation_cannot_be_assigned_by_several_replicas(
+def test_assignment_needs_aggregation(
     two: zd.ParameterServerStrategy,
 ) -> None:
     with two.scope():
@@ -290,7 +290,7 @@ def test_a_variable_without_aggregation_cannot_be_assigned_by_several_replicas(
     assert v.numpy() == 0.0
 
 
-def test_only_the_first_replica_counts_in_scheduled_functions_too(
+def test_first_replica_counts_in_functions(
     replicated: zd.ParameterServerStrategy,
 ) -> None:
     coordinator = ClusterCoordinator(replicated)
@@ -310,7 +310,7 @@ def test_only_the_first_replica_counts_in_scheduled_functions_too(
     assert [each.fetch() for each in results] == [replicated.num_replicas_in_sync] * 2
 
 
-def test_sparse_and_sharded_variables_aggregate_too(made: Any) -> None:
+def test_sparse_and_sharded_aggregate(made: Any) -> None:
     strategy = made(lambda shape, dtype: [2] + [1] * (len(shape) - 1), replicas_per_worker=2)
     with strategy.scope():
         v = zd.Variable(np.zeros((4, 1)), aggregation="sum")
@@ -331,7 +331,7 @@ def test_sparse_and_sharded_variables_aggregate_too(made: Any) -> None:
     assert v.numpy().ravel().tolist() == [0.0, 0.0, 10.0, 10.0]
 
 
-def test_replicas_run_at_the_same_time_and_in_their_own_threads(
+def test_replicas_run_in_own_threads(
     two: zd.ParameterServerStrategy,
 ) -> None:
     together = threading.Barrier(2)
@@ -344,14 +344,14 @@ def test_replicas_run_at_the_same_time_and_in_their_own_threads(
     assert one != other
 
 
-def test_a_server_that_refuses_ends_all_replicas(two: zd.ParameterServerStrategy) -> None:
+def test_refusal_of_ps_ends_all_replicas(two: zd.ParameterServerStrategy) -> None:
     with two.scope():
         v = zd.Variable(np.zeros(2), aggregation="sum")
     with pytest.raises(errors.InvalidArgumentError, match="shape"):
         two.run(lambda: v.assign_add(np.zeros(3)))
 
 
-def test_replicas_change_different_shards_of_a_variable_in_one_update(made: Any) -> None:
+def test_replicas_change_different_shards(made: Any) -> None:
     strategy = made(lambda shape, dtype: [2, 1], replicas_per_worker=2)
     with strategy.scope():
         table = zd.Variable(np.zeros((4, 2)), aggregation="sum")
@@ -366,7 +366,7 @@ def test_replicas_change_different_shards_of_a_variable_in_one_update(made: Any)
     assert table.numpy().tolist() == [[1, 1], [1, 1], [1, 1], [4, 4]]
 
 
-def test_replicas_that_change_different_variables_at_the_same_time_are_told_so(
+def test_replicas_must_change_one_variable(
     two: zd.ParameterServerStrategy,
 ) -> None:
     with two.scope():

@@ -63,7 +63,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 # -- what it is ------------------------------------------------------------------------------------
 
 
-def test_it_has_the_rows_of_its_shards_and_their_dtype() -> None:
+def test_shape_and_dtype_of_shards() -> None:
     shards = [Variable(np.zeros((count, 2), F32)) for count in (3, 2)]
     whole = ShardedVariable(shards)
     assert (whole.name, whole.shape, whole.dtype, whole.ndim, whole.size) == (
@@ -82,7 +82,7 @@ def test_it_has_the_rows_of_its_shards_and_their_dtype() -> None:
     assert whole.synchronization == shards[0].synchronization
 
 
-def test_its_value_is_an_array_of_all_rows_by_every_way_to_read_it() -> None:
+def test_value_by_every_way_to_read() -> None:
     table = sharded([[1, 2], [3, 4], [5, 6]], 2)
     for value in (
         table.numpy(),
@@ -96,7 +96,7 @@ def test_its_value_is_an_array_of_all_rows_by_every_way_to_read_it() -> None:
         assert value.tolist() == [[1, 2], [3, 4], [5, 6]]
 
 
-def test_it_becomes_an_array_of_another_dtype_only_of_the_same_kind() -> None:
+def test_array_of_another_dtype_of_same_kind() -> None:
     table = sharded([1.5, 2.5], 2)
     assert np.asarray(table, np.float64).dtype == np.float64
     with pytest.raises(
@@ -106,18 +106,18 @@ def test_it_becomes_an_array_of_another_dtype_only_of_the_same_kind() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, [], [1], "ab", [np.zeros(2)]])
-def test_something_that_is_no_list_of_variables_is_refused(wrong: Any) -> None:
+def test_bad_list_of_variables_is_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match="should be a non-empty list of"):
         ShardedVariable(wrong)
 
 
-def test_a_list_with_a_sharded_variable_or_anything_else_in_it_is_refused() -> None:
+def test_nested_sharded_variable_is_refused() -> None:
     for other in (sharded([1, 2], 2), None):
         with pytest.raises(TypeError, match="should be a non-empty list of"):
             ShardedVariable([Variable(np.zeros(2, F32)), other])  # type: ignore[list-item]
 
 
-def test_shards_that_do_not_fit_together_are_refused() -> None:
+def test_unfit_shards_are_refused() -> None:
     first = Variable(np.zeros((2, 2), F32), name="first")
     with pytest.raises(ValueError, match="must have the same dtype, but 'first' and 'second'"):
         ShardedVariable([first, Variable(np.zeros((2, 2), np.int64), name="second")])
@@ -130,7 +130,7 @@ def test_shards_that_do_not_fit_together_are_refused() -> None:
         ShardedVariable([Variable(F32(1.0))])
 
 
-def test_a_shard_knows_its_container_as_long_as_there_is_one_and_has_no_second() -> None:
+def test_shard_knows_its_container() -> None:
     table = sharded([1, 2], 2)
     shard = table.variables[0]
     container = shard._sharded_container  # reach: TensorFlow's own name, which this test is about
@@ -142,7 +142,7 @@ def test_a_shard_knows_its_container_as_long_as_there_is_one_and_has_no_second()
     assert container() is None
 
 
-def test_it_is_one_leaf_and_its_shards_where_composites_are_expanded() -> None:
+def test_leaf_unless_composites_expand() -> None:
     table = sharded([1, 2], 2)
     structure = {"b": [table], "a": 1}
     leaves = nest.flatten(structure)
@@ -156,7 +156,7 @@ def test_it_is_one_leaf_and_its_shards_where_composites_are_expanded() -> None:
     ]
 
 
-def test_handles_are_told_apart_by_identity_and_compared_by_value() -> None:
+def test_handles_compare_by_value() -> None:
     one, other = sharded([1, 2], 2), sharded([1, 3], 2)
     assert (one == other).tolist() == [True, False]
     assert (one != other).tolist() == [False, True]
@@ -174,16 +174,14 @@ def test_handles_are_told_apart_by_identity_and_compared_by_value() -> None:
         ("assign_sub", [[-4], [-2], [0], [2]]),
     ],
 )
-def test_each_shard_is_updated_by_its_rows_and_the_variable_itself_is_given_back(
-    update: str, told: Any
-) -> None:
+def test_shards_are_updated_by_rows(update: str, told: Any) -> None:
     table = sharded([[0], [1], [2], [3]], (1, 2, 1))
     assert getattr(table, update)(np.array([[4], [3], [2], [1]])) is table
     assert table.numpy().tolist() == told
     assert [shard.numpy().tolist() for shard in table] == [told[:1], told[1:3], told[3:]]
 
 
-def test_the_arguments_that_tensorflow_has_are_taken() -> None:
+def test_tensorflow_arguments_are_accepted() -> None:
     table = sharded([1, 2], 2)
     assert table.assign([3, 4], use_locking=False, name="set", read_value=False) is table
     assert table.numpy().tolist() == [3, 4]
@@ -192,7 +190,7 @@ def test_the_arguments_that_tensorflow_has_are_taken() -> None:
 @pytest.mark.parametrize(
     "value", [[1.0], [1.0, 2.0, 3.0, 4.0], 1.0, [[1.0], [2.0], [3.0]], [[1.0, 2.0, 3.0]]]
 )
-def test_a_value_of_another_shape_is_refused_and_no_shard_has_changed(value: Any) -> None:
+def test_value_of_other_shape_is_refused(value: Any) -> None:
     table = sharded([1, 2, 3], 2)
     for update in (table.assign, table.assign_add, table.assign_sub):
         with pytest.raises(
@@ -207,7 +205,7 @@ def test_a_value_of_another_shape_is_refused_and_no_shard_has_changed(value: Any
     assert table.version == tuple(shard.version for shard in sharded([1, 2, 3], 2))
 
 
-def test_a_value_of_another_kind_is_refused() -> None:
+def test_value_of_other_kind_is_refused() -> None:
     table = sharded([1, 2, 3], 2, dtype=np.int32)
     with pytest.raises(
         InvalidArgumentError, match=r"'table' is of int32, which cannot hold float64 of shape"
@@ -222,13 +220,13 @@ def test_a_value_of_another_kind_is_refused() -> None:
     assert table.assign(np.array([4, 5, 6], np.int64)).numpy().tolist() == [4, 5, 6]
 
 
-def test_a_variable_may_be_the_value() -> None:
+def test_value_may_be_a_variable() -> None:
     table, other = sharded([1, 2, 3], 2), sharded([4, 5, 6], 3)
     assert table.assign(other).numpy().tolist() == [4, 5, 6]
     assert table.assign_add(Variable(np.ones(3, F32))).numpy().tolist() == [5, 6, 7]
 
 
-def test_versions_are_those_of_the_shards_and_it_cannot_be_compared_and_set() -> None:
+def test_versions_without_compare_and_set() -> None:
     table = sharded([1, 2, 3], 2)
     before = table.version
     table.scatter_add(rows([1], [2]))
@@ -252,7 +250,7 @@ SCATTERS: dict[str, Callable[[Any, Any, Any], object]] = {
 
 
 @pytest.mark.parametrize("name", SCATTERS)
-def test_rows_change_as_those_of_one_array_do(name: str) -> None:
+def test_rows_change_like_one_array(name: str) -> None:
     start = np.arange(1, 17, dtype=F32).reshape(8, 2)
     for shards in (1, 2, 3, 5):
         table, expected = sharded(start, shards), start.copy()
@@ -269,21 +267,21 @@ def test_rows_change_as_those_of_one_array_do(name: str) -> None:
         assert np.allclose(table.numpy(), expected), f"in {shards} shards, after no rows"
 
 
-def test_rows_of_uneven_shards_are_added_to() -> None:
+def test_uneven_shards_add_rows() -> None:
     table = sharded(np.zeros((32, 1)), (11, 11, 10))
     indices = [0, 10, 11, 12, 30, 31]
     table.scatter_add(rows([[1]] * 6, indices))
     assert np.flatnonzero(table.numpy()).tolist() == indices
 
 
-def test_a_row_that_is_named_twice_is_added_to_twice_and_set_to_the_last() -> None:
+def test_repeated_row_is_added_twice() -> None:
     table = sharded([0, 0, 0, 0], 2)
     assert table.scatter_add(rows([1, 5, 2], [3, 0, 3])).numpy().tolist() == [5, 0, 0, 3]
     assert table.scatter_update(rows([1, 2, 3], [3, 3, 0])).numpy().tolist() == [3, 0, 0, 2]
 
 
 @pytest.mark.parametrize("name", SCATTERS)
-def test_a_row_that_is_not_there_is_refused_and_no_shard_has_changed(name: str) -> None:
+def test_unknown_row_changes_no_shard(name: str) -> None:
     table = sharded([1, 2, 3, 4], 2)
     for bad in (-1, 4, 2**40):
         with pytest.raises(InvalidArgumentError, match=f"'table': index {bad} is out of range"):
@@ -291,7 +289,7 @@ def test_a_row_that_is_not_there_is_refused_and_no_shard_has_changed(name: str) 
         assert table.numpy().tolist() == [1, 2, 3, 4], f"index {bad}"
 
 
-def test_rows_need_their_indices_in_one_axis_and_the_shape_of_a_row() -> None:
+def test_rows_need_indices_and_shape() -> None:
     table = sharded([[1, 2], [3, 4]], 2)
     with pytest.raises(ValueError, match="whole numbers"):
         table.scatter_add(rows(np.ones((1, 1, 2)), [[0]]))
@@ -303,7 +301,7 @@ def test_rows_need_their_indices_in_one_axis_and_the_shape_of_a_row() -> None:
         table.scatter_add([1, 2])  # type: ignore[arg-type]
 
 
-def test_a_sparse_read_keeps_the_order_asked_for() -> None:
+def test_sparse_read_keeps_order() -> None:
     table = sharded(np.arange(8), 3)
     assert table.sparse_read([7, 0, 4]).tolist() == [7, 0, 4]
     assert table.sparse_read([3, 3]).tolist() == [3, 3]
@@ -316,7 +314,7 @@ def test_a_sparse_read_keeps_the_order_asked_for() -> None:
         table.sparse_read([0.5])
 
 
-def test_places_are_gathered_as_of_one_array(asked: list[Any]) -> None:
+def test_gather_nd_is_like_one_array(asked: list[Any]) -> None:
     value = np.arange(24).reshape(4, 3, 2)
     table = sharded(value, 2)
     assert table.gather_nd([[3, 2, 1], [0, 0, 0]]).tolist() == [23, 0]
@@ -328,7 +326,7 @@ def test_places_are_gathered_as_of_one_array(asked: list[Any]) -> None:
             table.gather_nd(bad)
 
 
-def test_only_shards_with_rows_in_question_are_asked_and_only_for_those(asked: list[Any]) -> None:
+def test_requests_go_only_to_needed_shards(asked: list[Any]) -> None:
     table = sharded(np.arange(9).reshape(9, 1), 3)
     for read, told in (
         (lambda: table.sparse_read([8, 0, 7]), [("table/part_0", [0]), ("table/part_2", [2, 1])]),
@@ -353,7 +351,7 @@ def test_only_shards_with_rows_in_question_are_asked_and_only_for_those(asked: l
         assert asked == told
 
 
-def test_all_shards_are_asked_before_the_first_is_waited_for(
+def test_requests_start_before_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[str] = []
@@ -384,7 +382,7 @@ def test_all_shards_are_asked_before_the_first_is_waited_for(
         assert seen == ["asked"] * 3 + ["waited"] * 3
 
 
-def test_an_error_of_one_shard_is_raised_when_all_have_ended(
+def test_error_is_raised_after_all_shards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended: list[str] = []
@@ -405,7 +403,7 @@ def test_an_error_of_one_shard_is_raised_when_all_have_ended(
     assert ended == ["table/part_0", "table/part_1", "table/part_2"]
 
 
-def test_a_shard_that_cannot_even_be_asked_ends_it_when_the_others_have_ended(
+def test_failed_request_waits_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended: list[str] = []
@@ -437,7 +435,7 @@ def descend(value: Any, grad: Any, slots: Any, step: Any) -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
-def test_a_function_is_applied_to_every_shard_with_its_part_of_the_gradient(shards: int) -> None:
+def test_apply_splits_the_gradient(shards: int) -> None:
     table = sharded([[4, 4], [5, 5], [6, 6]], shards)
     table.apply(descend, [[1, 0], [2, 0], [3, 0]])
     assert table.numpy().tolist() == [[3, 4], [3, 5], [3, 6]]
@@ -492,7 +490,7 @@ KEYS: dict[str, tuple[np.ndarray[Any, Any], list[Any]]] = {
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 5])
 @pytest.mark.parametrize("kind", KEYS)
-def test_an_index_gives_what_it_gives_of_one_array(kind: str, shards: int) -> None:
+def test_index_is_like_one_array(kind: str, shards: int) -> None:
     array, keys = KEYS[kind][0].astype(F32), KEYS[kind][1]
     table = sharded(array, shards)
     for key in keys:
@@ -502,7 +500,7 @@ def test_an_index_gives_what_it_gives_of_one_array(kind: str, shards: int) -> No
         assert np.array_equal(found, expected), f"{kind}[{key!r}] is {found!r}, not {expected!r}"
 
 
-def test_random_slices_give_what_they_give_of_one_array() -> None:
+def test_random_slices_are_like_one_array() -> None:
     random = np.random.default_rng(20)
     tables = {count: sharded(MATRIX, count) for count in (1, 3, 5, 8)}
     for _ in range(300):
@@ -513,7 +511,7 @@ def test_random_slices_give_what_they_give_of_one_array() -> None:
             assert np.array_equal(table[key], MATRIX[key]), (count, key)
 
 
-def test_what_is_no_index_is_refused_before_anything_moves(asked: list[Any]) -> None:
+def test_bad_index_is_refused_first(asked: list[Any]) -> None:
     table = sharded(MATRIX, 3)
     cases: list[tuple[Any, type[Exception], str]] = [
         (8, IndexError, "out of bounds"),
@@ -542,7 +540,7 @@ def test_what_is_no_index_is_refused_before_anything_moves(asked: list[Any]) -> 
         )
 
 
-def test_whole_rows_can_be_set_as_those_of_one_array() -> None:
+def test_whole_rows_can_be_set() -> None:
     cases: list[tuple[Any, Any]] = [
         (2, [7, 8, 9]), (-1, 5), (slice(1, 6, 2), 4), (slice(6, 1, -2), [[1], [2], [3]]), ([7, 0, 7], [[1], [2], [3]]),
         (MATRIX[:, 0] > 11, -1), (..., MATRIX[::-1]), (slice(None), 0), ((slice(2), slice(None)), 3), (slice(3, 3), 1),
@@ -586,7 +584,7 @@ BINARY += [
 
 
 @pytest.mark.parametrize("operation", BINARY, ids=lambda operation: operation.__name__)
-def test_operators_work_on_the_value_and_give_arrays(operation: Callable[[Any, Any], Any]) -> None:
+def test_operators_give_arrays(operation: Callable[[Any, Any], Any]) -> None:
     left, right = np.array([1, 2, 3], F32), np.array([3, 2, 2], F32)
     table, other = sharded(left, 2), sharded(right, 3)
     for found in (operation(table, other), operation(table, right), operation(left, other)):
@@ -597,7 +595,7 @@ def test_operators_work_on_the_value_and_give_arrays(operation: Callable[[Any, A
         assert np.array_equal(operation(2, table), operation(F32(2), left))
 
 
-def test_operators_of_one_value_and_of_whole_numbers() -> None:
+def test_operators_of_integers() -> None:
     table, bits = sharded([-1, 2], 2), sharded([1, 6], 2, dtype=np.int32)
     assert (-table).tolist() == [1, -2]
     assert (+table).tolist() == [-1, 2]
@@ -610,7 +608,7 @@ def test_operators_of_one_value_and_of_whole_numbers() -> None:
     assert (bits >> 1).tolist() == [0, 3]
 
 
-def test_functions_of_numpy_take_it() -> None:
+def test_numpy_functions_take_it() -> None:
     table = sharded([[1, 2], [3, 4]], 2)
     assert np.sum(table) == 10
     assert np.concatenate([table, table]).shape == (4, 2)
@@ -621,7 +619,7 @@ def test_functions_of_numpy_take_it() -> None:
     assert 4 in table
 
 
-def test_an_operator_never_changes_a_variable(asked: list[Any]) -> None:
+def test_operator_never_changes_a_variable(asked: list[Any]) -> None:
     table = sharded([1, 2], 2)
     with pytest.raises(
         TypeError, match=r"'table' is not changed by an operator such as \+=: use assign_add"
@@ -630,7 +628,7 @@ def test_an_operator_never_changes_a_variable(asked: list[Any]) -> None:
     assert table.numpy().tolist() == [1, 2]
 
 
-def test_one_element_is_a_number_and_several_are_none() -> None:
+def test_single_element_is_a_number() -> None:
     one = sharded([[2.5]], 1)
     assert (bool(one), repr(one)) == (
         True,
@@ -645,6 +643,6 @@ def test_one_element_is_a_number_and_several_are_none() -> None:
 # -- handles ---------------------------------------------------------------------------------------
 
 
-def test_its_name_says_nothing_of_shards_and_its_shards_are_parts_of_it() -> None:
+def test_names_of_variable_and_shards() -> None:
     table = sharded(np.zeros((4, 2)), 2, name="w")
     assert (table.name, [shard.name for shard in table]) == ("w", ["w/part_0", "w/part_1"])

@@ -33,7 +33,7 @@ CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 # -- the program of the beginning ------------------------------------------------------------------
 
 
-def test_a_scheduled_function_changes_variables_and_returns_what_it_reads(
+def test_scheduled_function_changes_variables(
     anywhere: zd.ParameterServerStrategy,
 ) -> None:
     coordinator = ClusterCoordinator(anywhere)
@@ -52,7 +52,7 @@ def test_a_scheduled_function_changes_variables_and_returns_what_it_reads(
     assert v2.numpy() == pytest.approx(0.8)
 
 
-def test_additions_of_many_scheduled_functions_are_all_counted_once(
+def test_additions_are_counted_once(
     anywhere: zd.ParameterServerStrategy,
 ) -> None:
     coordinator = ClusterCoordinator(anywhere)
@@ -78,7 +78,7 @@ def test_additions_of_many_scheduled_functions_are_all_counted_once(
 # -- where variables go ----------------------------------------------------------------------------
 
 
-def test_variables_go_round_the_servers_and_those_outside_stay_here(
+def test_variables_go_round_the_servers(
     strategy: zd.ParameterServerStrategy,
 ) -> None:
     outside = zd.Variable(0.0)
@@ -96,7 +96,7 @@ def test_variables_go_round_the_servers_and_those_outside_stay_here(
     ]
 
 
-def test_a_colocated_variable_is_beside_the_other_in_one_piece_and_is_not_counted(
+def test_colocated_variable_is_whole(
     made: Any,
 ) -> None:
     strategy = made(lambda shape, dtype: [2] + [1] * (len(shape) - 1))
@@ -117,7 +117,7 @@ def test_a_colocated_variable_is_beside_the_other_in_one_piece_and_is_not_counte
     )  # reach: TensorFlow's own name, which this test is about
 
 
-def test_colocating_with_another_strategys_variable_is_refused(made: Any) -> None:
+def test_colocation_needs_own_variable(made: Any) -> None:
     one, two = made(), made()
     with one.scope():
         variable = zd.Variable(0.0)
@@ -125,7 +125,7 @@ def test_colocating_with_another_strategys_variable_is_refused(made: Any) -> Non
         two.extended.colocate_vars_with(variable)
 
 
-def test_a_creator_outside_the_scope_decides_where_a_variable_goes_and_one_inside_does_not(
+def test_outer_creator_decides_the_device(
     strategy: zd.ParameterServerStrategy,
 ) -> None:
     def to_second(next_creator: Any, **kwargs: Any) -> Any:
@@ -142,7 +142,7 @@ def test_a_creator_outside_the_scope_decides_where_a_variable_goes_and_one_insid
         assert zd.Variable(0.0).device == CHIEF
 
 
-def test_a_creator_sees_and_changes_what_a_variable_is_made_of(
+def test_creator_changes_the_arguments(
     strategy: zd.ParameterServerStrategy,
 ) -> None:
     names = []
@@ -158,14 +158,14 @@ def test_a_creator_sees_and_changes_what_a_variable_is_made_of(
     assert made.trainable is False
 
 
-def test_least_bytes_fills_the_emptiest_server(made: Any) -> None:
+def test_least_bytes_fills_emptiest_ps(made: Any) -> None:
     strategy = made(placement="least_bytes")
     with strategy.scope():
         tasks = [zd.Variable(np.zeros(size)).task for size in (100, 10, 10, 10, 200, 1)]
     assert tasks == ["ps:0", "ps:1", "ps:2", "ps:1", "ps:2", "ps:1"]
 
 
-def test_a_function_may_place_variables_and_is_told_the_loads(made: Any) -> None:
+def test_placement_function_gets_loads(made: Any) -> None:
     seen = []
 
     def place(name: str, shape: tuple[int, ...], dtype: Any, loads: Any) -> int:
@@ -183,7 +183,7 @@ def test_a_function_may_place_variables_and_is_told_the_loads(made: Any) -> None
 
 
 @pytest.mark.parametrize("index", [3, -1, "0", None])
-def test_a_placement_that_names_no_server_is_refused(made: Any, index: Any) -> None:
+def test_bad_placement_is_refused(made: Any, index: Any) -> None:
     with (
         made(placement=lambda *_: index).scope(),
         pytest.raises(ValueError, match=r"placement returned .* below 3"),
@@ -205,19 +205,17 @@ def test_a_placement_that_names_no_server_is_refused(made: Any, index: Any) -> N
         {"recovery_s": float("nan")},
     ],
 )
-def test_options_that_cannot_be_are_refused(made: Any, options: dict[str, Any]) -> None:
+def test_bad_options_are_refused(made: Any, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"not|wants"):
         made(**options)
 
 
-def test_steps_of_more_workers_than_there_are_are_warned_of(
-    made: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_steps_beyond_workers_are_warned_of(made: Any, caplog: pytest.LogCaptureFixture) -> None:
     made(aggregate="sync", workers_per_step=5)
     assert "a step takes the gradients of 5 workers, but there are 2" in caplog.text
 
 
-def test_what_cannot_be_applied_is_told_before_anything_is_sent(made: Any) -> None:
+def test_unfit_gradient_is_refused_first(made: Any) -> None:
     strategy = made()
     with strategy.scope():
         variable = zd.Variable(np.zeros(2))
@@ -240,7 +238,7 @@ def test_what_cannot_be_applied_is_told_before_anything_is_sent(made: Any) -> No
     assert variable.version == 1
 
 
-def test_a_name_that_is_taken_gets_a_number(made: Any) -> None:
+def test_taken_name_gets_a_number(made: Any) -> None:
     one, two = made(), made()
     with one.scope():
         assert [zd.Variable(0.0, name="w").name for _ in range(3)] == ["w", "w_1", "w_2"]
@@ -251,7 +249,7 @@ def test_a_name_that_is_taken_gets_a_number(made: Any) -> None:
 # -- scopes and contexts ---------------------------------------------------------------------------
 
 
-def test_strategies_on_one_cluster_have_variables_and_counters_of_their_own(made: Any) -> None:
+def test_strategies_share_no_variables(made: Any) -> None:
     strategies = [made() for _ in range(3)]
     variables = []
     for number, strategy in enumerate(strategies):
@@ -265,7 +263,7 @@ def test_strategies_on_one_cluster_have_variables_and_counters_of_their_own(made
         variables[1].numpy()
 
 
-def test_scopes_of_one_strategy_nest_and_those_of_two_do_not(made: Any) -> None:
+def test_scopes_of_two_strategies_do_not_nest(made: Any) -> None:
     one, two = made(), made()
     with one.scope(), one.scope():
         with pytest.raises(RuntimeError, match="mixed"), two.scope():
@@ -276,7 +274,7 @@ def test_scopes_of_one_strategy_nest_and_those_of_two_do_not(made: Any) -> None:
     assert get_strategy() is None
 
 
-def test_scheduling_inside_another_strategys_scope_is_refused(made: Any) -> None:
+def test_scheduling_in_foreign_scope_is_refused(made: Any) -> None:
     one, two = made(), made()
     coordinator = ClusterCoordinator(one)
     for call in (
@@ -292,7 +290,7 @@ def test_scheduling_inside_another_strategys_scope_is_refused(made: Any) -> None
     assert coordinator.schedule(int).fetch() == 0
 
 
-def test_a_scope_is_the_cross_replica_context_and_run_the_replica_context(
+def test_contexts_of_scope_and_run(
     strategy: zd.ParameterServerStrategy,
 ) -> None:
     assert not in_cross_replica_context()
@@ -314,7 +312,7 @@ def test_a_scope_is_the_cross_replica_context_and_run_the_replica_context(
 # -- one coordinator -------------------------------------------------------------------------------
 
 
-def test_a_strategy_has_one_coordinator(strategy: zd.ParameterServerStrategy) -> None:
+def test_strategy_has_one_coordinator(strategy: zd.ParameterServerStrategy) -> None:
     def threads() -> set[threading.Thread]:
         return {each for each in threading.enumerate() if each.name == "zmqdist-coordinator"}
 
@@ -328,7 +326,7 @@ def test_a_strategy_has_one_coordinator(strategy: zd.ParameterServerStrategy) ->
     assert first.strategy is strategy
 
 
-def test_threads_that_make_the_coordinator_at_once_get_the_same(
+def test_threads_share_one_coordinator(
     strategy: zd.ParameterServerStrategy,
 ) -> None:
     found: list[Any] = []
@@ -347,7 +345,7 @@ def test_threads_that_make_the_coordinator_at_once_get_the_same(
     assert found[0].schedule(int).fetch() == 0
 
 
-def test_after_its_coordinator_was_closed_a_strategy_gets_another(
+def test_closed_coordinator_is_replaced(
     strategy: zd.ParameterServerStrategy,
 ) -> None:
     first = ClusterCoordinator(strategy)
@@ -357,7 +355,7 @@ def test_after_its_coordinator_was_closed_a_strategy_gets_another(
     assert second.schedule(int).fetch() == 0
 
 
-def test_options_that_are_refused_leave_no_coordinator_behind(
+def test_refused_options_leave_no_coordinator(
     strategy: zd.ParameterServerStrategy,
 ) -> None:
     with pytest.raises(ValueError, match="queue_max"):
@@ -365,7 +363,7 @@ def test_options_that_are_refused_leave_no_coordinator_behind(
     assert ClusterCoordinator(strategy).schedule(int).fetch() == 0
 
 
-def test_a_second_construction_with_other_options_is_refused(
+def test_different_options_are_refused(
     strategy: zd.ParameterServerStrategy,
 ) -> None:
     first = ClusterCoordinator(strategy, queue_max=5)
@@ -387,7 +385,7 @@ def test_a_second_construction_with_other_options_is_refused(
         lambda options: OnWorkers().experimental_distribute_datasets_from_function(int, options),
     ],
 )
-def test_options_of_tensorflows_compilers_are_refused(call: Callable[[Any], object]) -> None:
+def test_tensorflow_options_are_refused(call: Callable[[Any], object]) -> None:
     with pytest.raises(
         errors.InvalidArgumentError, match=r"has no options: .*Leave `options` out, got 3"
     ):
@@ -395,7 +393,7 @@ def test_options_of_tensorflows_compilers_are_refused(call: Callable[[Any], obje
 
 
 @pytest.mark.parametrize("other", [3, object(), {"worker": ["localhost:1"]}])
-def test_a_coordinator_of_something_else_is_refused(other: Any) -> None:
+def test_bad_source_of_coordinator_is_refused(other: Any) -> None:
     with pytest.raises(ValueError, match="ParameterServerStrategy"):
         ClusterCoordinator(other)
 
@@ -403,7 +401,7 @@ def test_a_coordinator_of_something_else_is_refused(other: Any) -> None:
 # -- on workers ------------------------------------------------------------------------------------
 
 
-def test_a_strategy_arrives_on_a_worker_as_a_stub_that_runs_and_reduces(
+def test_strategy_stub_runs_and_reduces(
     anywhere: zd.ParameterServerStrategy,
 ) -> None:
     coordinator = ClusterCoordinator(anywhere)
@@ -430,7 +428,7 @@ def test_a_strategy_arrives_on_a_worker_as_a_stub_that_runs_and_reduces(
     assert local == (3,)
 
 
-def test_a_coordinator_arrives_on_a_worker_as_a_stub_that_refuses_to_schedule(
+def test_coordinator_stub_cannot_schedule(
     strategy: zd.ParameterServerStrategy, coordinator: ClusterCoordinator
 ) -> None:
     def step() -> Any:
@@ -444,7 +442,7 @@ def test_a_coordinator_arrives_on_a_worker_as_a_stub_that_refuses_to_schedule(
     assert isinstance(trusted.unpack(trusted.pack(coordinator)), CoordinatorStub)
 
 
-def test_methods_of_objects_that_hold_everything_can_be_scheduled(
+def test_methods_can_be_scheduled(
     anywhere: zd.ParameterServerStrategy,
 ) -> None:
     class Model:
@@ -466,7 +464,7 @@ def test_methods_of_objects_that_hold_everything_can_be_scheduled(
     assert model.weights.numpy().tolist() == [1.0, 1.0, 1.0]
 
 
-def test_a_variable_cannot_be_made_in_a_scheduled_function(
+def test_scheduled_function_makes_no_variable(
     anywhere: zd.ParameterServerStrategy,
 ) -> None:
     coordinator = ClusterCoordinator(anywhere)
@@ -498,7 +496,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> int:
     return len(told)
 
 
-def test_run_and_reduce_outside_scheduled_functions_warn_each_time(
+def test_run_outside_functions_warns(
     anywhere: zd.ParameterServerStrategy, caplog: pytest.LogCaptureFixture
 ) -> None:
     coordinator = ClusterCoordinator(anywhere)
@@ -522,9 +520,7 @@ def test_run_and_reduce_outside_scheduled_functions_warn_each_time(
 
 
 @pytest.mark.parametrize("axis", [None, 0])
-def test_reduce_needs_an_axis_and_an_operation_that_exists(
-    strategy: zd.ParameterServerStrategy, axis: Any
-) -> None:
+def test_reduce_needs_axis_and_operation(strategy: zd.ParameterServerStrategy, axis: Any) -> None:
     with pytest.raises(TypeError):
         strategy.reduce("SUM", 1)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="SUM"):
@@ -534,7 +530,7 @@ def test_reduce_needs_an_axis_and_an_operation_that_exists(
     assert strategy.reduce("SUM", np.array([[1.0, 3.0]]), axis=(0, 1)) == 4.0
 
 
-def test_a_strategy_tells_its_resolver_and_its_devices(
+def test_resolver_and_devices_of_strategy(
     strategy: zd.ParameterServerStrategy, threads: Any
 ) -> None:
     assert strategy.cluster_resolver is threads
@@ -548,7 +544,7 @@ def test_a_strategy_tells_its_resolver_and_its_devices(
         zd.ParameterServerStrategy()  # type: ignore[call-arg]
 
 
-def test_a_strategy_that_nobody_refers_to_ends_its_coordinators_thread(
+def test_dropped_strategy_ends_its_thread(
     threads: zd.local_cluster,
 ) -> None:
     before = set(threading.enumerate())

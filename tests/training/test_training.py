@@ -36,7 +36,7 @@ def _first(strategy: zd.ParameterServerStrategy, per_worker_dataset: Any) -> Any
 
 @pytest.mark.parametrize("from_function", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
-def test_distributed_datasets_in_a_dataset_function_and_given_directly(
+def test_distributed_datasets_on_workers(
     replicated: zd.ParameterServerStrategy, from_function: bool, inside: bool
 ) -> None:
     coordinator = ClusterCoordinator(replicated)
@@ -55,7 +55,7 @@ def test_distributed_datasets_in_a_dataset_function_and_given_directly(
     assert np.concatenate(first).tolist() == [1, 2, 3, 4]
 
 
-def test_the_element_spec_of_a_per_worker_dataset_is_that_of_the_dataset(
+def test_element_spec_of_per_worker_dataset(
     replicated: zd.ParameterServerStrategy,
 ) -> None:
     coordinator = ClusterCoordinator(replicated)
@@ -68,7 +68,7 @@ def test_the_element_spec_of_a_per_worker_dataset_is_that_of_the_dataset(
         assert coordinator.create_per_worker_dataset(source).element_spec == dataset.element_spec
 
 
-def test_a_dataset_function_cannot_make_variables(strategy: zd.ParameterServerStrategy) -> None:
+def test_dataset_function_makes_no_variable(strategy: zd.ParameterServerStrategy) -> None:
     coordinator = ClusterCoordinator(strategy)
 
     def dataset_fn() -> Any:
@@ -83,7 +83,7 @@ def test_a_dataset_function_cannot_make_variables(strategy: zd.ParameterServerSt
         coordinator.join()
 
 
-def test_steps_over_a_distributed_dataset_reduce_and_add(
+def test_steps_over_distributed_dataset(
     replicated: zd.ParameterServerStrategy,
 ) -> None:
     coordinator = ClusterCoordinator(replicated)
@@ -112,7 +112,7 @@ def test_steps_over_a_distributed_dataset_reduce_and_add(
 
 
 @pytest.mark.parametrize("shape", [None, ()])
-def test_each_worker_has_a_variable_of_its_own(
+def test_per_worker_variables_are_separate(
     anywhere: zd.ParameterServerStrategy, shape: Any
 ) -> None:
     coordinator = ClusterCoordinator(anywhere)
@@ -136,7 +136,7 @@ def test_each_worker_has_a_variable_of_its_own(
     assert not anywhere.placement
 
 
-def test_a_function_that_returns_the_variable_of_its_worker_returns_its_value(
+def test_returned_per_worker_variable_is_a_value(
     anywhere: zd.ParameterServerStrategy,
 ) -> None:
     coordinator = ClusterCoordinator(anywhere)
@@ -148,7 +148,7 @@ def test_a_function_that_returns_the_variable_of_its_worker_returns_its_value(
     coordinator.join()
 
 
-def test_a_variable_of_each_worker_is_not_trainable_and_wants_a_strategy(
+def test_per_worker_variable_is_not_trainable(
     strategy: zd.ParameterServerStrategy,
 ) -> None:
     with strategy.scope(), pytest.raises(ValueError, match="trainable"):
@@ -159,6 +159,6 @@ def test_a_variable_of_each_worker_is_not_trainable_and_wants_a_strategy(
         zd.Variable(0.0, per_worker_variable=True)
 
 
-def test_a_resource_of_each_worker_is_used_by_capture(strategy: zd.ParameterServerStrategy) -> None:
+def test_per_worker_resource_by_capture(strategy: zd.ParameterServerStrategy) -> None:
     table = strategy.per_worker_resource(lambda n: {"one": n}, 1)
     assert ClusterCoordinator(strategy).schedule(lambda key: table[key], ("one",)).fetch() == 1

@@ -57,9 +57,7 @@ def make(request: pytest.FixtureRequest, strategy: zd.ParameterServerStrategy) -
         (np.ma.masked_array([1.0]), np.float32, "MaskedArray is more than a plain array"),
     ],
 )
-def test_a_first_value_that_would_be_changed_is_refused(
-    make: Any, value: Any, dtype: Any, problem: str
-) -> None:
+def test_lossy_first_value_is_refused(make: Any, value: Any, dtype: Any, problem: str) -> None:
     with pytest.raises(ValueError, match=f"variable 'w'.*{problem}"):
         make(value, dtype=dtype, name="w")
 
@@ -68,7 +66,7 @@ def test_a_first_value_that_would_be_changed_is_refused(
     ("value", "problem"),
     [(300, "int64"), (np.array([300]), "300"), (1.5, "float64"), (np.ma.masked, "Masked")],
 )
-def test_rows_that_would_be_changed_are_refused(make: Any, value: Any, problem: str) -> None:
+def test_lossy_rows_are_refused(make: Any, value: Any, problem: str) -> None:
     variable = make(np.array([1, 2], np.int8), name="w")
     with pytest.raises(errors.InvalidArgumentError, match=f"variable 'w'.*{problem}"):
         variable[0] = value
@@ -95,7 +93,7 @@ def there(
     return there
 
 
-def test_a_variable_goes_with_the_last_handle_of_the_program(
+def test_variable_ends_with_its_last_handle(
     strategy: zd.ParameterServerStrategy, there: Callable[[], list[str]]
 ) -> None:
     with strategy.scope():
@@ -107,7 +105,7 @@ def test_a_variable_goes_with_the_last_handle_of_the_program(
     assert kept[0].numpy().tolist() == [0] * 4
 
 
-def test_a_variable_stays_until_the_work_that_uses_it_has_ended(
+def test_variable_outlives_pending_work(
     strategy: zd.ParameterServerStrategy,
     coordinator: ClusterCoordinator,
     there: Callable[[], list[str]],
@@ -132,7 +130,7 @@ def test_a_variable_stays_until_the_work_that_uses_it_has_ended(
     eventually(lambda: not there(), "they are dropped")
 
 
-def test_a_variable_that_a_per_worker_value_uses_stays_with_it(
+def test_per_worker_value_keeps_variable(
     strategy: zd.ParameterServerStrategy,
     coordinator: ClusterCoordinator,
     there: Callable[[], list[str]],
@@ -148,7 +146,7 @@ def test_a_variable_that_a_per_worker_value_uses_stays_with_it(
     eventually(lambda: not there(), "it is dropped")
 
 
-def test_a_variable_whose_handle_was_pickled_by_the_program_stays(
+def test_pickled_handle_keeps_variable(
     strategy: zd.ParameterServerStrategy, there: Callable[[], list[str]]
 ) -> None:
     with strategy.scope():
@@ -177,7 +175,7 @@ def test_a_variable_whose_handle_was_pickled_by_the_program_stays(
         ("abc", None, None, np.str_("abc")),
     ],
 )
-def test_a_variable_begins_with_what_it_was_given(
+def test_initial_values_of_a_variable(
     make: Any, value: Any, dtype: Any, shape: Any, wanted: Any
 ) -> None:
     variable = make(value, dtype=dtype, shape=shape)
@@ -198,12 +196,12 @@ def test_a_variable_begins_with_what_it_was_given(
         ({"initial_value": 1.0, "synchronization": "never"}, "synchronization"),
     ],
 )
-def test_a_variable_that_cannot_be_is_refused(make: Any, given: dict[str, Any], told: str) -> None:
+def test_bad_variable_is_refused(make: Any, given: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         make(**given)
 
 
-def test_an_initializer_that_raises_at_the_server_is_told_with_the_variable(
+def test_failed_initializer_names_variable(
     strategy: zd.ParameterServerStrategy,
 ) -> None:
     def failing() -> Any:
@@ -216,7 +214,7 @@ def test_an_initializer_that_raises_at_the_server_is_told_with_the_variable(
         zd.Variable(failing, shape=(2,), dtype="f4", name="w")
 
 
-def test_what_a_variable_says_of_itself(make: Any) -> None:
+def test_attributes_of_a_variable(make: Any) -> None:
     variable = make(np.zeros((2, 3), "f4"), name="w", aggregation="SUM", trainable=False)
     assert variable.name == "w"
     assert variable.aggregation == "sum"
@@ -233,7 +231,7 @@ def test_what_a_variable_says_of_itself(make: Any) -> None:
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def test_a_variable_computes_as_its_value(make: Any) -> None:
+def test_variable_computes_as_its_value(make: Any) -> None:
     v, w = make(np.array([1.0, 2.0, 3.0])), make(2.0)
     assert np.array_equal(v + w, [3.0, 4.0, 5.0])
     assert np.array_equal(1 - v, [0.0, -1.0, -2.0])
@@ -247,7 +245,7 @@ def test_a_variable_computes_as_its_value(make: Any) -> None:
     assert v.read_value().tolist() == v.value().tolist() == [1.0, 2.0, 3.0]
 
 
-def test_what_was_read_does_not_change_and_does_not_change_the_variable(make: Any) -> None:
+def test_read_value_is_independent(make: Any) -> None:
     for size in (3, 1 << 18):  # one that travels in the message, and one in shared memory
         v = make(np.zeros(size))
         before = v.numpy()
@@ -261,7 +259,7 @@ def test_what_was_read_does_not_change_and_does_not_change_the_variable(make: An
         assert v.numpy()[:3].tolist() == [1.0, 6.0, 1.0]
 
 
-def test_what_was_given_may_be_changed_afterwards(make: Any) -> None:
+def test_assigned_value_is_independent(make: Any) -> None:
     value = np.zeros(4)
     v = make(value)
     value[:] = 1.0
@@ -270,7 +268,7 @@ def test_what_was_given_may_be_changed_afterwards(make: Any) -> None:
     assert v.numpy().tolist() == [1.0] * 4
 
 
-def test_sparse_read_gives_rows_in_the_order_asked_for(make: Any) -> None:
+def test_sparse_read_keeps_order(make: Any) -> None:
     table = np.arange(20.0).reshape(10, 2)
     v = make(table)
     assert np.array_equal(v.sparse_read([7, 0, 4, 7]), table[[7, 0, 4, 7]])
@@ -278,7 +276,7 @@ def test_sparse_read_gives_rows_in_the_order_asked_for(make: Any) -> None:
     assert v.sparse_read([]).shape == (0, 2)
 
 
-def test_gather_nd_gives_what_stands_at_the_places(make: Any) -> None:
+def test_gather_nd_gives_items(make: Any) -> None:
     table = np.arange(24.0).reshape(4, 3, 2)
     v = make(table)
     assert np.array_equal(v.gather_nd([[2], [0]]), table[[2, 0]])
@@ -295,7 +293,7 @@ def test_gather_nd_gives_what_stands_at_the_places(make: Any) -> None:
 # -- changing --------------------------------------------------------------------------------------
 
 
-def test_assignments_give_the_variable_back_and_count_versions(make: Any) -> None:
+def test_assignments_return_variable(make: Any) -> None:
     v = make(np.zeros(2, "f4"))
     assert v.assign([1, 2]) is v
     assert v.assign_add([1.0, 1.0], use_locking=True, name="n", read_value=False) is v
@@ -318,7 +316,7 @@ def test_assignments_give_the_variable_back_and_count_versions(make: Any) -> Non
         ("update", [[1, 1], [3, 4], [1, 2]]),
     ],
 )
-def test_scatter_updates_change_their_rows(make: Any, op: str, wanted: Any) -> None:
+def test_scatter_updates_change_rows(make: Any, op: str, wanted: Any) -> None:
     v = make(np.array([[1, 2], [3, 4], [5, 6]], "f8"))
     rows = zd.IndexedSlices(np.array([[1, 1], [2, 2], [1, 2]], "f8"), np.array([0, 2, 2]))
     assert getattr(v, f"scatter_{op}")(rows) is v
@@ -331,7 +329,7 @@ def test_batch_scatter_update_sets_rows(make: Any) -> None:
     assert v.numpy().tolist() == [0.0, 5.0, 0.0]
 
 
-def test_compare_and_set_by_version_and_by_value(make: Any) -> None:
+def test_compare_and_set_by_version_and_value(make: Any) -> None:
     v = make([1.0, 2.0])
     version, value = v.read_versioned()
     assert v.compare_and_set([3.0, 4.0], version=version) is True
@@ -343,7 +341,7 @@ def test_compare_and_set_by_version_and_by_value(make: Any) -> None:
         v.compare_and_set([0.0, 0.0])
 
 
-def test_apply_makes_a_step_of_an_optimizer_or_of_a_function(make: Any) -> None:
+def test_apply_takes_optimizer_or_function(make: Any) -> None:
     v = make([1.0, 2.0])
     v.apply(optimizers.SGD(0.5), [1.0, 1.0])
     assert v.numpy().tolist() == [0.5, 1.5]
@@ -379,9 +377,7 @@ def test_apply_makes_a_step_of_an_optimizer_or_of_a_function(make: Any) -> None:
         ("sparse_read", ([0.5],)),
     ],
 )
-def test_what_does_not_fit_is_refused_and_changes_nothing(
-    make: Any, method: str, args: Any
-) -> None:
+def test_unfit_value_changes_nothing(make: Any, method: str, args: Any) -> None:
     v = make([1.0, 2.0], name="w")
     if method == "compare_and_set":
         with pytest.raises(errors.InvalidArgumentError, match="'w'"):
@@ -396,7 +392,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
     assert v.version == 1
 
 
-def test_whole_numbers_take_no_fractions(make: Any) -> None:
+def test_integers_take_no_fractions(make: Any) -> None:
     v = make(np.zeros(2, "i4"))
     with pytest.raises(errors.InvalidArgumentError, match="int32"):
         v.assign(np.array([0.5, 1.5]))
@@ -408,7 +404,7 @@ def test_whole_numbers_take_no_fractions(make: Any) -> None:
 # -- handles ---------------------------------------------------------------------------------------
 
 
-def test_a_variable_pickles_as_a_handle_and_a_process_has_one_for_each(
+def test_variable_pickles_as_a_handle(
     strategy: zd.ParameterServerStrategy,
 ) -> None:
     with strategy.scope():
@@ -422,7 +418,7 @@ def test_a_variable_pickles_as_a_handle_and_a_process_has_one_for_each(
     assert v.is_same(one)
 
 
-def test_everything_works_in_scheduled_functions_too(anywhere: zd.ParameterServerStrategy) -> None:
+def test_variables_work_in_scheduled_functions(anywhere: zd.ParameterServerStrategy) -> None:
     coordinator = ClusterCoordinator(anywhere)
     with anywhere.scope():
         v = zd.Variable(np.arange(6.0).reshape(3, 2))
@@ -449,13 +445,13 @@ def test_everything_works_in_scheduled_functions_too(anywhere: zd.ParameterServe
     assert told == ["Variable", (3, 2), True]
 
 
-def test_a_variable_of_this_process_does_not_leave_it(coordinator: ClusterCoordinator) -> None:
+def test_local_variable_stays_in_its_process(coordinator: ClusterCoordinator) -> None:
     v = zd.Variable(0.0, name="mine")
     with pytest.raises((TypeError, ValueError), match=r"'mine' lives in this process"):
         coordinator.schedule(lambda: v.numpy())
 
 
-def test_a_deep_copy_is_another_variable_in_the_same_place(made: Any) -> None:
+def test_deep_copy_is_another_variable(made: Any) -> None:
     one, two = made(), made()
     with one.scope():
         zd.Variable(0.0)
@@ -475,7 +471,7 @@ def test_a_deep_copy_is_another_variable_in_the_same_place(made: Any) -> None:
     assert local.numpy().tolist() == [1.0]
 
 
-def test_a_variable_keeps_its_session_when_the_strategy_has_gone(threads: zd.local_cluster) -> None:
+def test_variable_keeps_session_of_lost_strategy(threads: zd.local_cluster) -> None:
     strategy = zd.ParameterServerStrategy(threads)
     with strategy.scope():
         v = zd.Variable(1.0)
@@ -498,9 +494,7 @@ def test_a_variable_keeps_its_session_when_the_strategy_has_gone(threads: zd.loc
     own.close()
 
 
-def test_a_strategy_may_be_collected_while_locks_are_held(
-    made: Any, threads: zd.local_cluster
-) -> None:
+def test_strategy_is_collected_under_locks(made: Any, threads: zd.local_cluster) -> None:
     """The garbage collector runs where it likes: also where a thread is about to ask a server, or
     to begin a session."""
     made()  # whose clients of the servers are there for all
@@ -536,7 +530,7 @@ def test_a_strategy_may_be_collected_while_locks_are_held(
 # -- servers that go -------------------------------------------------------------------------------
 
 
-def test_a_server_that_died_is_named_with_the_variable(cluster: Callable[..., Cluster]) -> None:
+def test_dead_ps_is_named(cluster: Callable[..., Cluster]) -> None:
     servers = cluster(1, 2)
     with zd.ParameterServerStrategy(servers.spec) as strategy:
         coordinator = ClusterCoordinator(strategy)

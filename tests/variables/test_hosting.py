@@ -34,9 +34,7 @@ def one(client: PsClient, ref: Ref, change: c.Change, **how: Any) -> UpdateOutco
     return outcome
 
 
-def test_assign_add_and_sub_change_the_value_and_count_versions(
-    client: PsClient, make: Make
-) -> None:
+def test_additions_change_value_and_version(client: PsClient, make: Make) -> None:
     ref = make([1, 2])
     assert one(client, ref, c.add(ref, [10, 20])) == (2, True, None)
     assert one(client, ref, c.sub(ref, [1, 1])).version == 3
@@ -47,9 +45,7 @@ def test_assign_add_and_sub_change_the_value_and_count_versions(
     assert (outcome.version, outcome.value.tolist()) == (4, [5, 6])
 
 
-def test_a_variable_begins_with_an_array_with_zeros_or_with_what_a_function_makes_at_the_ps(
-    ps: Server, client: PsClient
-) -> None:
+def test_initial_values_of_all_kinds(ps: Server, client: PsClient) -> None:
     spec = TensorSpec((2, 2), np.int64)
     refs = [
         Ref(f"v{number}", (2, 2), np.dtype(np.int64), ps.task, ps.address, SESSION, number)
@@ -70,7 +66,7 @@ def test_a_variable_begins_with_an_array_with_zeros_or_with_what_a_function_make
     assert read == [[[1, 0], [0, 1]], [[0, 0], [0, 0]], [[7, 7], [7, 7]]]
 
 
-def test_a_second_create_of_a_number_finds_the_first(client: PsClient, make: Make) -> None:
+def test_second_create_finds_the_first(client: PsClient, make: Make) -> None:
     ref = make([1, 2])
     client.create(ref, np.zeros(2, "f4")).get_value()
     assert value_of(client, ref).tolist() == [1, 2]
@@ -79,9 +75,7 @@ def test_a_second_create_of_a_number_finds_the_first(client: PsClient, make: Mak
 @pytest.mark.parametrize(
     "fn", [lambda: np.zeros(3, "f4"), lambda: 1 / 0, lambda: np.zeros(2, "c16")]
 )
-def test_an_initializer_that_raises_or_makes_something_else_names_the_variable(
-    fn: Any, ps: Server, client: PsClient
-) -> None:
+def test_bad_initializer_names_the_variable(fn: Any, ps: Server, client: PsClient) -> None:
     ref = Ref("w", (2,), np.dtype("f4"), ps.task, ps.address, SESSION, 0)
     with pytest.raises(
         (UnknownError, InvalidArgumentError), match="initializer of variable 'w' on ps:0"
@@ -90,9 +84,7 @@ def test_an_initializer_that_raises_or_makes_something_else_names_the_variable(
 
 
 @pytest.mark.parametrize("shape", [(4, 4), LARGE])
-def test_a_value_that_was_read_never_changes(
-    shape: tuple[int, ...], client: PsClient, make: Make
-) -> None:
+def test_read_value_never_changes(shape: tuple[int, ...], client: PsClient, make: Make) -> None:
     ref = make(np.zeros(shape))
     changes = [
         c.add(ref, np.ones(shape, "f4")),
@@ -111,7 +103,7 @@ def test_a_value_that_was_read_never_changes(
     assert value_of(client, ref)[0, 0] == 9
 
 
-def test_rows_come_in_the_order_that_was_asked_for(client: PsClient, make: Make) -> None:
+def test_rows_keep_the_requested_order(client: PsClient, make: Make) -> None:
     first, second = make(np.arange(12).reshape(6, 2)), make(np.arange(3), name="v")
     rows, flat = client.rows([(first, [5, 0, 5]), (second, np.array([2, 1]))]).get_value()
     assert rows.tolist() == [[10, 11], [0, 1], [10, 11]]
@@ -119,7 +111,7 @@ def test_rows_come_in_the_order_that_was_asked_for(client: PsClient, make: Make)
     assert client.rows([(first, [])]).get_value()[0].shape == (0, 2)
 
 
-def test_a_range_of_rows_is_asked_for_by_its_bounds(client: PsClient, make: Make) -> None:
+def test_range_of_rows_by_its_bounds(client: PsClient, make: Make) -> None:
     ref = make(np.arange(100_000))
     for rows in (range(10, 13), range(0, 100_000, 33_333), range(5, 5), range(99_999, 100_000)):
         (found,) = client.rows([(ref, rows)]).get_value()
@@ -128,9 +120,7 @@ def test_a_range_of_rows_is_asked_for_by_its_bounds(client: PsClient, make: Make
 
 @pytest.mark.parametrize("dtype", ["f4", "i4"])
 @pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "min", "max", "update"])
-def test_sparse_updates_are_those_of_numpy_one_after_the_other(
-    op: str, dtype: str, client: PsClient, make: Make
-) -> None:
+def test_sparse_updates_agree_with_numpy(op: str, dtype: str, client: PsClient, make: Make) -> None:
     start = np.arange(1, 13).reshape(6, 2) * 6
     ref = make(start, dtype)
     indices = np.array([4, 0, 4, 2])
@@ -151,9 +141,7 @@ def test_sparse_updates_are_those_of_numpy_one_after_the_other(
     np.testing.assert_allclose(value_of(client, ref), expected, rtol=1e-6)
 
 
-def test_swap_changes_what_has_this_version_or_this_value_and_nothing_else(
-    client: PsClient, make: Make
-) -> None:
+def test_swap_needs_version_or_value(client: PsClient, make: Make) -> None:
     ref = make([1, 2])
     assert one(client, ref, c.swap(ref, [3, 4], version=2)) == (1, False, None)
     assert one(client, ref, c.swap(ref, [3, 4], version=1)) == (2, True, None)
@@ -191,7 +179,7 @@ def test_swap_changes_what_has_this_version_or_this_value_and_nothing_else(
         (lambda ref: c.apply(ref, SGD(1.0), IndexedSlices([1.0], [9])), "index 9 is out of range"),
     ],
 )
-def test_what_does_not_fit_names_the_variable_and_changes_nothing(
+def test_unfit_value_changes_nothing(
     make_change: Any, text: str, client: PsClient, make: Make
 ) -> None:
     ref, other = make([1, 2]), make([3, 4], name="other")
@@ -220,7 +208,7 @@ def test_rows_out_of_range_name_the_variable(client: PsClient, make: Make) -> No
             client.rows([wanted]).get_value()
 
 
-def test_one_update_changes_several_variables_and_each_once(client: PsClient, make: Make) -> None:
+def test_update_changes_each_variable_once(client: PsClient, make: Make) -> None:
     first, second = make([1, 2]), make([3, 4])
     told = client.update(
         [(first, c.add(first, [1, 1])), (second, c.assign(second, [0, 0]))], want=True
@@ -230,7 +218,7 @@ def test_one_update_changes_several_variables_and_each_once(client: PsClient, ma
         client.update([(first, c.add(first, [1, 1])), (first, c.add(first, [1, 1]))]).get_value()
 
 
-def test_additions_from_many_threads_all_count(client: PsClient, make: Make) -> None:
+def test_additions_of_many_threads_count(client: PsClient, make: Make) -> None:
     small, large = make(np.zeros(2)), make(np.zeros(LARGE))
     threads = [
         threading.Thread(
@@ -253,9 +241,7 @@ def test_additions_from_many_threads_all_count(client: PsClient, make: Make) -> 
 # -- functions of users ----------------------------------------------------------------------------
 
 
-def test_a_function_runs_at_the_ps_in_place_or_by_what_it_returns_and_has_slots(
-    client: PsClient, make: Make
-) -> None:
+def test_function_runs_at_the_ps_with_slots(client: PsClient, make: Make) -> None:
     def heavy(value: Any, gradient: Any, slots: dict[str, Any], step: int) -> None:
         slots["sum"] = slots.get("sum", np.zeros_like(value)) + gradient
         value -= slots["sum"] * step
@@ -271,7 +257,7 @@ def test_a_function_runs_at_the_ps_in_place_or_by_what_it_returns_and_has_slots(
     assert value_of(client, ref).tolist() == [11, 31]
 
 
-def test_a_function_is_sent_once(
+def test_function_is_sent_once(
     client: PsClient, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref = make([1, 2])
@@ -293,9 +279,7 @@ def test_a_function_is_sent_once(
     assert value_of(client, ref).tolist() == [8, 16]
 
 
-def test_a_function_that_raises_changes_nothing_and_is_named_with_the_variable(
-    client: PsClient, make: Make
-) -> None:
+def test_failed_function_changes_nothing(client: PsClient, make: Make) -> None:
     def broken(value: Any, gradient: Any, slots: dict[str, Any], step: int) -> None:
         value += 1
         slots["m"] = value
@@ -311,7 +295,7 @@ def test_a_function_that_raises_changes_nothing_and_is_named_with_the_variable(
     assert (version, value.tolist(), slots) == (1, [1, 2], {})
 
 
-def test_what_a_function_returns_must_fit(client: PsClient, make: Make) -> None:
+def test_result_of_function_must_fit(client: PsClient, make: Make) -> None:
     ref = make([1, 2])
     with pytest.raises(InvalidArgumentError, match=r"returned float32 of shape \(3,\)"):
         one(client, ref, c.apply(ref, lambda value, gradient, slots, step: np.ones(3), [0, 0]))
@@ -330,9 +314,7 @@ def test_what_a_function_returns_must_fit(client: PsClient, make: Make) -> None:
 # -- optimizers, saving ----------------------------------------------------------------------------
 
 
-def test_slots_live_beside_the_variable_and_can_be_saved_and_restored(
-    client: PsClient, make: Make
-) -> None:
+def test_slots_can_be_saved_and_restored(client: PsClient, make: Make) -> None:
     ref, other = make([1, 2]), make([0, 0])
     adam = Adam(0.1)
     one(client, ref, c.apply(ref, adam, [1, -1]))
@@ -345,9 +327,7 @@ def test_slots_live_beside_the_variable_and_can_be_saved_and_restored(
     assert outcomes[0].value.tolist() == outcomes[1].value.tolist()
 
 
-def test_a_variable_that_was_lost_can_be_made_anew_with_its_version_and_slots(
-    client: PsClient, make: Make
-) -> None:
+def test_lost_variable_is_made_anew(client: PsClient, make: Make) -> None:
     ref = make([1, 2])
     adam = Adam(0.1)
     one(client, ref, c.apply(ref, adam, [1, -1]))
@@ -361,7 +341,7 @@ def test_a_variable_that_was_lost_can_be_made_anew_with_its_version_and_slots(
     }
 
 
-def test_optimizers_want_floats(client: PsClient, make: Make) -> None:
+def test_optimizers_need_floats(client: PsClient, make: Make) -> None:
     ref = make([1, 2], "i4")
     with pytest.raises(
         InvalidArgumentError, match="Adam needs a variable of floats, and this one is int32"
@@ -369,7 +349,7 @@ def test_optimizers_want_floats(client: PsClient, make: Make) -> None:
         one(client, ref, c.apply(ref, Adam(), [1, 1]))
 
 
-def test_text_can_be_assigned_and_not_added(client: PsClient, make: Make) -> None:
+def test_text_has_no_arithmetic(client: PsClient, make: Make) -> None:
     ref = make(["a", "b"], "U5")
     one(client, ref, c.assign(ref, np.array(["c", "d"], "U5")))
     assert value_of(client, ref).tolist() == ["c", "d"]
@@ -380,9 +360,7 @@ def test_text_can_be_assigned_and_not_added(client: PsClient, make: Make) -> Non
 # -- sessions --------------------------------------------------------------------------------------
 
 
-def test_a_variable_that_was_dropped_or_whose_session_was_closed_is_lost(
-    client: PsClient, make: Make
-) -> None:
+def test_dropped_variable_is_lost(client: PsClient, make: Make) -> None:
     client.open(8, 2)
     ref, kept, other = make([1, 2]), make([3, 4], name="kept"), make([5, 6], session=2)
     client.drop([ref]).get_value()
@@ -393,14 +371,14 @@ def test_a_variable_that_was_dropped_or_whose_session_was_closed_is_lost(
     assert value_of(client, kept).tolist() == [3, 4]
 
 
-def test_an_update_with_a_key_is_made_once_in_its_session(client: PsClient, make: Make) -> None:
+def test_keyed_update_is_made_once(client: PsClient, make: Make) -> None:
     ref = make([1, 2])
     outcomes = [one(client, ref, c.add(ref, [1, 1]), key="epoch 3") for _ in range(3)]
     assert outcomes == [(2, True, None)] * 3
     assert one(client, ref, c.add(ref, [1, 1]), key="epoch 4").version == 3
 
 
-def test_status_tells_of_each_variable_and_what_it_cost(client: PsClient, make: Make) -> None:
+def test_status_has_variables_and_their_cost(client: PsClient, make: Make) -> None:
     ref = make([1, 2])
     one(client, ref, c.apply(ref, Adam(), [1, 1]))
     value_of(client, ref)
@@ -416,14 +394,12 @@ def test_status_tells_of_each_variable_and_what_it_cost(client: PsClient, make: 
     )
 
 
-def test_a_handle_goes_through_a_pickle(client: PsClient, make: Make) -> None:
+def test_handle_can_be_pickled(client: PsClient, make: Make) -> None:
     ref = make([1, 2])
     assert pickle.loads(pickle.dumps(ref)) == ref
 
 
-def test_whole_numbers_are_divided_towards_zero_exactly_and_never_by_zero(
-    client: PsClient, make: Make
-) -> None:
+def test_integer_division_rounds_to_zero(client: PsClient, make: Make) -> None:
     large = (1 << 62) + 1
     ref = make([7, -7, 7, -7, 6, large], "i8")
     by = IndexedSlices(np.array([2, 2, -2, -2, -3, 1]), np.arange(6))
@@ -450,7 +426,7 @@ def test_whole_numbers_are_divided_towards_zero_exactly_and_never_by_zero(
         ("f4", [0], np.ma.masked_array([1.0]), "MaskedArray"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_variables_name(
+def test_unfit_value_is_refused_by_name(
     dtype: str, first: Any, value: Any, told: str, client: PsClient, make: Make
 ) -> None:
     ref = make(first, dtype)
@@ -470,7 +446,7 @@ def test_what_does_not_fit_is_refused_with_the_variables_name(
             change()
 
 
-def test_missing_times_and_small_numbers_of_a_wider_dtype_fit(client: PsClient, make: Make) -> None:
+def test_nat_and_wider_small_numbers_fit(client: PsClient, make: Make) -> None:
     ref = make([1, 2], "i1")
     assert one(client, ref, c.assign(ref, np.array([127, -128]))).applied
     assert value_of(client, ref).tolist() == [127, -128]
@@ -479,13 +455,13 @@ def test_missing_times_and_small_numbers_of_a_wider_dtype_fit(client: PsClient, 
     assert np.isnat(value_of(client, ref)).all()
 
 
-def test_text_in_a_wider_array_fits_if_it_is_short_enough(client: PsClient, make: Make) -> None:
+def test_short_text_in_wider_array_fits(client: PsClient, make: Make) -> None:
     ref = make(["abc", "d"], "U3")
     assert one(client, ref, c.assign(ref, np.array(["x", "yz"], "U8"))).applied
     assert value_of(client, ref).tolist() == ["x", "yz"]
 
 
-def test_functions_that_nobody_has_any_more_are_forgotten(client: PsClient, make: Make) -> None:
+def test_unused_functions_are_forgotten(client: PsClient, make: Make) -> None:
     ref = make([0])
     pickles = []
     for number in range(5):

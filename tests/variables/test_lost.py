@@ -49,7 +49,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(4,), (1 << 19,)])
-def test_an_update_whose_answer_was_lost_is_asked_again_and_applied_once(
+def test_update_with_lost_reply_is_applied_once(
     shape: tuple[int, ...], ps: Server, client: PsClient, make: Make, wire: Wire
 ) -> None:
     ref = make(np.zeros(shape))
@@ -65,9 +65,7 @@ def test_an_update_whose_answer_was_lost_is_asked_again_and_applied_once(
     assert (value == 1).all()
 
 
-def test_a_step_of_a_worker_whose_connection_went_counts_once(
-    client: PsClient, make: Make, wire: Wire
-) -> None:
+def test_step_of_lost_connection_counts_once(client: PsClient, make: Make, wire: Wire) -> None:
     ref = make([10])
     other = client_of(wire.address)
     assert version(other, ref) == 1
@@ -86,9 +84,7 @@ def test_a_step_of_a_worker_whose_connection_went_counts_once(
     assert gone.get_value() == [(2, True, None)]
 
 
-def test_what_nobody_waits_for_any_more_is_settled(
-    client: PsClient, make: Make, ps: Server
-) -> None:
+def test_abandoned_update_is_settled(client: PsClient, make: Make, ps: Server) -> None:
     ref = make([0])
     for _ in range(5):
         client.update([(ref, c.add(ref, [1]))])
@@ -101,16 +97,14 @@ def test_what_nobody_waits_for_any_more_is_settled(
     until(the_ps_keeps_only_the_last_answer)
 
 
-def test_the_time_of_a_question_is_kept(client: PsClient, make: Make) -> None:
+def test_deadline_of_a_request_is_kept(client: PsClient, make: Make) -> None:
     ref = make([0])
     change = [(ref, c.apply(ref, SGD(1.0), [1]))]
     with pytest.raises(DeadlineExceededError):
         client.update(change, step=0, workers_per_step=2, due=time.monotonic() + 0.05).get_value()
 
 
-def test_the_time_without_an_answer_counts_from_when_the_question_began_to_wait(
-    client: PsClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silence_counts_from_the_wait(client: PsClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two questions one asks for both; the other has waited as long."""
     now, looked, asking = [0.0], threading.Semaphore(0), threading.Event()
 
@@ -175,7 +169,7 @@ def variable(cluster: zd.local_cluster) -> tuple[PsClient, Ref]:
 @pytest.mark.processes("variables")
 @pytest.mark.killed("variables")
 @pytest.mark.shares_cluster
-def test_a_killed_ps_is_told_at_once_with_variable_and_task(mortal: zd.local_cluster) -> None:
+def test_killed_ps_is_named_at_once(mortal: zd.local_cluster) -> None:
     client, ref = variable(mortal)
     pending = client.update([(ref, c.apply(ref, SGD(1.0), [1, 1]))], step=0, workers_per_step=2)
     mortal.kill_ps(0)
@@ -190,7 +184,7 @@ def test_a_killed_ps_is_told_at_once_with_variable_and_task(mortal: zd.local_clu
 
 
 @pytest.mark.shares_cluster
-def test_a_ps_that_was_started_again_has_lost_its_variables_and_works_with_new_ones(
+def test_restarted_ps_has_lost_its_variables(
     mortal: zd.local_cluster,
 ) -> None:
     client, ref = variable(mortal)
@@ -205,7 +199,7 @@ def test_a_ps_that_was_started_again_has_lost_its_variables_and_works_with_new_o
 
 
 @pytest.mark.shares_cluster
-def test_with_recovery_a_lost_variable_is_waited_for_until_it_is_there_again(
+def test_recovery_waits_for_the_variable(
     mortal: zd.local_cluster,
 ) -> None:
     client, ref = variable(mortal)
@@ -223,9 +217,7 @@ def test_with_recovery_a_lost_variable_is_waited_for_until_it_is_there_again(
 
 
 @pytest.mark.shares_cluster
-def test_a_ps_that_is_stopped_is_given_up_after_a_while_and_one_that_goes_on_answers(
-    mortal: zd.local_cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_ps_is_given_up(mortal: zd.local_cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     client, ref = variable(mortal)
     try:
         stop(mortal.pids["ps:0"])
@@ -238,7 +230,7 @@ def test_a_ps_that_is_stopped_is_given_up_after_a_while_and_one_that_goes_on_ans
     assert client.update([(ref, c.add(ref, [1, 1]))]).get_value()[0].applied
 
 
-def test_a_ps_that_stops_in_order_ends_what_waits(client: PsClient, make: Make, ps: Server) -> None:
+def test_orderly_stop_of_ps_ends_waits(client: PsClient, make: Make, ps: Server) -> None:
     ref = make([1])
     pending = client.update([(ref, c.apply(ref, SGD(1.0), [1]))], step=0, workers_per_step=2)
     version(client, ref)
@@ -248,7 +240,7 @@ def test_a_ps_that_stops_in_order_ends_what_waits(client: PsClient, make: Make, 
 
 
 @pytest.mark.shares_cluster
-def test_a_watch_ends_with_its_session_and_fails_with_its_ps(mortal: zd.local_cluster) -> None:
+def test_watch_ends_with_session_or_ps(mortal: zd.local_cluster) -> None:
     client, _ = variable(mortal)
     ended, lost = client.watch("ps:0", SESSION, 0.0), threading.Event()
     ended.when_done(lost.set)

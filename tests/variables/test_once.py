@@ -37,9 +37,7 @@ def values(client: PsClient, refs: list[Ref]) -> list[Any]:
 
 
 @pytest.mark.parametrize("copies", [1, 1 << 18])
-def test_an_update_that_the_saved_value_has_is_passed_over_when_it_is_asked_for_again(
-    copies: int, client: PsClient, make: Make
-) -> None:
+def test_saved_update_is_skipped(copies: int, client: PsClient, make: Make) -> None:
     ref = make(np.zeros(copies))
     change = c.add(ref, np.ones(copies))
     assert client.update([(ref, change)], key="a").get_value() == [(2, True, None)]
@@ -50,9 +48,7 @@ def test_an_update_that_the_saved_value_has_is_passed_over_when_it_is_asked_for_
     assert client.update([(again, change)], key="b").get_value() == [(1001, True, None)]
 
 
-def test_of_an_update_of_two_variables_the_one_that_lacks_it_gets_it(
-    client: PsClient, make: Make
-) -> None:
+def test_update_reaches_the_variable_without_it(client: PsClient, make: Make) -> None:
     refs = [make([0]), make([0])]
     before = saved(client, refs[1:])
     changes = [(ref, c.add(ref, [1])) for ref in refs]
@@ -63,18 +59,14 @@ def test_of_an_update_of_two_variables_the_one_that_lacks_it_gets_it(
     assert values(client, again) == [[1], [1]]
 
 
-def test_what_is_remembered_of_updates_goes_along_with_a_second_loss(
-    client: PsClient, make: Make
-) -> None:
+def test_record_survives_a_second_loss(client: PsClient, make: Make) -> None:
     ref = make([0])
     client.update([(ref, c.add(ref, [1]))], key="a").get_value()
     again = back(client, [ref], saved(client, [ref]))
     assert saved(client, again)[0][3] == saved(client, [ref])[0][3] != b""
 
 
-def test_a_swap_that_was_not_made_is_not_made_when_it_is_asked_for_again(
-    client: PsClient, make: Make
-) -> None:
+def test_failed_swap_is_not_repeated(client: PsClient, make: Make) -> None:
     ref = make([0])
     assert not client.update([(ref, c.swap(ref, [5], version=7))], key="a").get_value()[0].applied
     (again,) = back(client, [ref], saved(client, [ref]))
@@ -83,9 +75,7 @@ def test_a_swap_that_was_not_made_is_not_made_when_it_is_asked_for_again(
     ]
 
 
-def test_a_gradient_of_a_step_that_the_saved_value_has_does_not_count_again(
-    client: PsClient, make: Make
-) -> None:
+def test_saved_gradient_counts_once(client: PsClient, make: Make) -> None:
     def push(ref: Ref, gradient: int, step: int, key: str) -> Any:
         return client.update(
             [(ref, c.apply(ref, SGD(1.0), [gradient]))], step=step, workers_per_step=2, key=key
@@ -100,13 +90,13 @@ def test_a_gradient_of_a_step_that_the_saved_value_has_does_not_count_again(
     assert values(client, [again]) == [[8]]
 
 
-def test_what_a_variable_without_keys_remembers_is_nothing(client: PsClient, make: Make) -> None:
+def test_variable_without_keys_saves_nothing(client: PsClient, make: Make) -> None:
     ref = make([0])
     client.update([(ref, c.add(ref, [1]))]).get_value()
     assert saved(client, [ref])[0][3] == b""
 
 
-def test_damaged_memories_are_refused(client: PsClient, make: Make) -> None:
+def test_damaged_record_is_refused(client: PsClient, make: Make) -> None:
     ref = make([0])
     client.open(PROGRAM, LIFE)
     with pytest.raises(InvalidArgumentError, match="saved list of a variable's updates is damaged"):

@@ -38,9 +38,7 @@ def value_of(client: PsClient, ref: Ref) -> list[Any]:
 
 
 @pytest.mark.parametrize("copies", [1, 1 << 18])
-def test_the_last_of_k_applies_the_mean_and_answers_all(
-    copies: int, client: PsClient, make: Make
-) -> None:
+def test_last_gradient_applies_the_mean(copies: int, client: PsClient, make: Make) -> None:
     ref = make(np.full(copies, 10))
     first = push(client, ref, np.full(copies, 1), 0)
     assert client.read([ref]).get_value()[0][0] == 1
@@ -50,9 +48,7 @@ def test_the_last_of_k_applies_the_mean_and_answers_all(
     assert (second.get_value()[0].value == 8).all()
 
 
-def test_the_mean_of_whole_numbers_is_a_whole_number_towards_zero(
-    client: PsClient, make: Make
-) -> None:
+def test_mean_of_integers_rounds_to_zero(client: PsClient, make: Make) -> None:
     ref = make([0], "i8")
     for gradient in (2, 5):
         started = client.update([(ref, c.add(ref, [gradient]))], step=0, workers_per_step=2)
@@ -60,7 +56,7 @@ def test_the_mean_of_whole_numbers_is_a_whole_number_towards_zero(
     assert value_of(client, ref) == [3]
 
 
-def test_a_late_gradient_is_dropped_and_told_so(client: PsClient, make: Make) -> None:
+def test_late_gradient_is_dropped(client: PsClient, make: Make) -> None:
     ref = make([10])
     for gradient in (1, 3):
         started = push(client, ref, [gradient], 0)
@@ -69,7 +65,7 @@ def test_a_late_gradient_is_dropped_and_told_so(client: PsClient, make: Make) ->
     assert value_of(client, ref) == [8]
 
 
-def test_who_waits_in_a_step_that_was_overtaken_is_late(client: PsClient, make: Make) -> None:
+def test_gradient_of_overtaken_step_is_late(client: PsClient, make: Make) -> None:
     ref = make([10])
     behind = push(client, ref, [100], 0)
     ahead = [push(client, ref, [1], 1) for _ in range(2)]
@@ -78,9 +74,7 @@ def test_who_waits_in_a_step_that_was_overtaken_is_late(client: PsClient, make: 
     assert value_of(client, ref) == [9]
 
 
-def test_the_mean_of_sparse_gradients_counts_rows_that_were_not_named_as_zeros(
-    client: PsClient, make: Make
-) -> None:
+def test_sparse_mean_counts_missing_rows_as_zero(client: PsClient, make: Make) -> None:
     ref = make([[10, 10], [10, 10], [10, 10]])
     gradients = [
         IndexedSlices(np.array([[2, 2], [2, 2]]), np.array([0, 0])),
@@ -91,9 +85,7 @@ def test_the_mean_of_sparse_gradients_counts_rows_that_were_not_named_as_zeros(
     assert value_of(client, ref) == [[7, 7], [8, 8], [10, 10]]
 
 
-def test_an_update_of_several_variables_is_answered_when_all_of_them_are_applied(
-    client: PsClient, make: Make
-) -> None:
+def test_update_waits_for_all_its_variables(client: PsClient, make: Make) -> None:
     first, second = make([10]), make([20])
     both = push(client, [first, second], [2], 0)
     push(client, first, [4], 0).get_value()
@@ -104,9 +96,7 @@ def test_an_update_of_several_variables_is_answered_when_all_of_them_are_applied
     assert (value_of(client, first), value_of(client, second)) == ([7], [16])
 
 
-def test_a_function_gets_the_mean_and_where_it_raises_all_are_told(
-    client: PsClient, make: Make
-) -> None:
+def test_function_gets_the_mean(client: PsClient, make: Make) -> None:
     def take(value: Any, gradient: Any, slots: dict[str, Any], step: int) -> Any:
         if gradient[0] == 0:
             raise ValueError("no slope")
@@ -126,9 +116,7 @@ def test_a_function_gets_the_mean_and_where_it_raises_all_are_told(
     assert value_of(client, ref) == [8]
 
 
-def test_what_cannot_belong_to_a_step_is_refused_and_counts_for_nothing(
-    client: PsClient, make: Make
-) -> None:
+def test_unfit_gradient_counts_for_nothing(client: PsClient, make: Make) -> None:
     ref = make([[10]])
     waiting = push(client, ref, [[2]], 0)
     wrong: list[tuple[c.Change, int, int, str]] = [
@@ -150,7 +138,7 @@ def test_what_cannot_belong_to_a_step_is_refused_and_counts_for_nothing(
     assert value_of(client, ref) == [[7]]
 
 
-def test_steps_that_wait_are_bounded(client: PsClient, make: Make) -> None:
+def test_open_steps_are_bounded(client: PsClient, make: Make) -> None:
     ref = make([10])
     waiting = [push(client, ref, [1], step) for step in range(PS_STEPS_OPEN_MAX)]
     with pytest.raises(ResourceExhaustedError, match="wait for gradients already"):
@@ -161,7 +149,7 @@ def test_steps_that_wait_are_bounded(client: PsClient, make: Make) -> None:
             each.get_value()
 
 
-def test_a_gradient_with_a_key_counts_once_whoever_brings_it(client: PsClient, make: Make) -> None:
+def test_keyed_gradient_counts_once(client: PsClient, make: Make) -> None:
     ref = make([10])
     again = [push(client, ref, [2], 0, key="worker 0, step 0") for _ in range(2)]
     push(client, ref, [4], 0).get_value()
@@ -169,7 +157,7 @@ def test_a_gradient_with_a_key_counts_once_whoever_brings_it(client: PsClient, m
     assert value_of(client, ref) == [7]
 
 
-def test_a_step_leaves_the_gradients_as_they_were_sent(
+def test_step_leaves_gradients_unchanged(
     client: PsClient, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who sent one may have to ask again: it keeps the memory, which is shared."""
@@ -189,7 +177,7 @@ def test_a_step_leaves_the_gradients_as_they_were_sent(
     assert [set(source.array().view("f4").tolist()) for source in sent] == [{1.0}, {3.0}]
 
 
-def test_the_mean_of_scalars(client: PsClient, make: Make) -> None:
+def test_mean_of_scalars(client: PsClient, make: Make) -> None:
     ref = make(10)
     both = [push(client, ref, gradient, 0) for gradient in (1, 3)]
     assert [each.get_value()[0].applied for each in both] == [True, True]

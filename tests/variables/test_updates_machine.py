@@ -27,7 +27,7 @@ def begun(updates: Updates, *request: Any) -> Update:
     return update
 
 
-def test_u2_a_repeated_request_gets_the_same_reply() -> None:
+def test_u2_repeated_request_gets_same_reply() -> None:
     updates = Updates(8)
     update = begun(updates, 1, 1, 0)
     assert updates.begin("again", 1, 1, 0) is None
@@ -37,7 +37,7 @@ def test_u2_a_repeated_request_gets_the_same_reply() -> None:
     begun(updates, 2, 1, 0)
 
 
-def test_u1_a_late_request_for_a_settled_update_is_not_executed() -> None:
+def test_u1_settled_update_is_not_executed() -> None:
     updates = Updates(8)
     updates.ended(begun(updates, 1, 1, 0), "five")
     begun(updates, 1, 2, 1)
@@ -45,13 +45,13 @@ def test_u1_a_late_request_for_a_settled_update_is_not_executed() -> None:
     assert updates.begin("late", 1, 1, 0) == Repeated(None)
 
 
-def test_u3_a_failed_update_may_be_requested_again() -> None:
+def test_u3_failed_update_may_be_repeated() -> None:
     updates = Updates(8)
     assert updates.failed(begun(updates, 1, 1, 0))
     begun(updates, 1, 1, 0)
 
 
-def test_u4_the_longest_silent_client_is_forgotten_first_but_none_with_a_running_update() -> None:
+def test_u4_silent_idle_client_is_forgotten() -> None:
     updates = Updates(2)
     begun(updates, 1, 1, 0)
     updates.ended(begun(updates, 2, 1, 0), None)
@@ -60,7 +60,7 @@ def test_u4_the_longest_silent_client_is_forgotten_first_but_none_with_a_running
     assert updates.begin("again", 1, 1, 0) is None
 
 
-def test_u1_an_update_with_a_key_runs_once_at_a_time_in_its_session() -> None:
+def test_u1_key_runs_once_at_a_time() -> None:
     updates = Updates(8)
     update = begun(updates, 1, 1, 0, "k", "session")
     assert updates.begin("another client", 2, 1, 0, "k", "session") is None
@@ -70,7 +70,7 @@ def test_u1_an_update_with_a_key_runs_once_at_a_time_in_its_session() -> None:
     begun(updates, 2, 1, 0, "k", "session")
 
 
-def test_u3_a_failed_update_with_a_key_may_be_requested_again_by_either_client() -> None:
+def test_u3_failed_key_may_be_repeated() -> None:
     updates = Updates(8)
     update = begun(updates, 1, 1, 0, "k")
     assert updates.begin("joined", 2, 1, 0, "k") is None
@@ -82,7 +82,7 @@ def test_u3_a_failed_update_with_a_key_may_be_requested_again_by_either_client()
 # -- steps -----------------------------------------------------------------------------------------
 
 
-def test_u5_a_step_is_applied_with_the_last_of_its_gradients_and_later_ones_are_late() -> None:
+def test_u5_step_ends_with_its_last_gradient() -> None:
     steps = Steps(4)
     assert steps.push(0, "a", 2).verdict == ""
     pushed = steps.push(0, "b", 2)
@@ -91,7 +91,7 @@ def test_u5_a_step_is_applied_with_the_last_of_its_gradients_and_later_ones_are_
     assert steps.waiting() == []
 
 
-def test_u6_gradients_that_wait_in_an_earlier_step_are_late_when_a_later_step_is_applied() -> None:
+def test_u6_gradient_of_earlier_step_is_late() -> None:
     steps = Steps(4)
     steps.push(0, "a", 2)
     steps.push(1, "b", 2)
@@ -100,7 +100,7 @@ def test_u6_gradients_that_wait_in_an_earlier_step_are_late_when_a_later_step_is
     assert steps.applied == 1
 
 
-def test_an_impossible_step_changes_nothing() -> None:
+def test_impossible_step_changes_nothing() -> None:
     steps = Steps(1)
     steps.push(0, "a", 2)
     for step, wanted, error in (
@@ -117,9 +117,7 @@ def test_an_impossible_step_changes_nothing() -> None:
 # -- sessions --------------------------------------------------------------------------------------
 
 
-def test_u7_a_session_whose_program_is_long_gone_is_dropped_when_another_program_opens_one() -> (
-    None
-):
+def test_u7_session_of_lost_program_is_dropped() -> None:
     sessions = KeptSessions(10)
     assert sessions.open(1, 100, 11, [11], 0.0) == []
     sessions.disconnected(11, 5.0)
@@ -129,7 +127,7 @@ def test_u7_a_session_whose_program_is_long_gone_is_dropped_when_another_program
     assert len(sessions) == 2
 
 
-def test_u7_a_program_that_is_connected_again_keeps_its_session() -> None:
+def test_u7_reconnected_program_keeps_session() -> None:
     sessions = KeptSessions(10)
     sessions.open(1, 100, 11, [11], 0.0)
     sessions.disconnected(11, 0.0)
@@ -139,7 +137,7 @@ def test_u7_a_program_that_is_connected_again_keeps_its_session() -> None:
     assert not sessions.close(100)
 
 
-def test_u5_u6_in_any_order_each_step_has_exactly_k_gradients_and_each_gradient_one_verdict(
+def test_u5_u6_gradients_in_any_order(
     seed: int,
 ) -> None:
     rng = random.Random(seed)

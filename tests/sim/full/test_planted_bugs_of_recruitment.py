@@ -143,7 +143,7 @@ def first_complaint(seed: int) -> str | None:
 @pytest.mark.parametrize(
     ("what", "owner", "name", "bug", "said"), BUGS, ids=[bug[0] for bug in BUGS]
 )
-def test_the_simulation_of_recruitment_finds_that(
+def test_simulation_finds_bug(
     what: str, owner: Any, name: str, bug: Any, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, bug)

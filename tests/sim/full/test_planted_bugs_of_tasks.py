@@ -438,7 +438,7 @@ def first_complaint(simulate: Simulate, seed: int) -> str | None:
 @pytest.mark.parametrize(
     ("what", "simulate", "owner", "name", "bug", "said"), BUGS, ids=[bug[0] for bug in BUGS]
 )
-def test_the_simulation_finds_that(
+def test_simulation_finds_bug(
     what: str,
     simulate: Simulate,
     owner: Any,

@@ -15,7 +15,7 @@ Child = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.mark.parametrize("how", ["stop_task", "shutdown", "command"])
-def test_tasks_are_stopped_from_elsewhere(child: Child, how: str) -> None:
+def test_stop_of_tasks_from_elsewhere(child: Child, how: str) -> None:
     cluster = cluster_of(worker=1, ps=2)  # ps:1 is never started
     processes = [start_child(child, cluster, job, 0) for job in cluster]
     if how == "command":

@@ -75,7 +75,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize(("damage", "told"), DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_shard_is_told_with_file_variable_and_rows_and_nothing_changes(
+def test_damaged_shard_is_named_and_changes_nothing(
     saved: Path, damage: Callable[[Path], None], told: str
 ) -> None:
     name = shard(saved, 1).name
@@ -142,7 +142,7 @@ MANIFESTS: dict[str, tuple[Callable[[Path], Any], type[OpError], str]] = {
 
 
 @pytest.mark.parametrize(("damage", "kind", "told"), MANIFESTS.values(), ids=MANIFESTS)
-def test_a_bad_manifest_is_told_with_its_path(
+def test_bad_manifest_is_named(
     saved: Path, damage: Callable[[Path], Any], kind: type[OpError], told: str
 ) -> None:
     damage(saved)
@@ -151,7 +151,7 @@ def test_a_bad_manifest_is_told_with_its_path(
     assert str(saved) in str(caught.value)
 
 
-def test_a_manifest_never_leads_to_a_file_elsewhere(saved: Path) -> None:
+def test_manifest_leads_to_no_other_folder(saved: Path) -> None:
     import zlib
 
     from zmqdist.training.checkpoint.manifest import _canonical
@@ -163,7 +163,7 @@ def test_a_manifest_never_leads_to_a_file_elsewhere(saved: Path) -> None:
         zd.checkpoint.load(str(saved))
 
 
-def test_any_bytes_in_any_file_give_the_values_or_an_error_of_ours(saved: Path) -> None:
+def test_random_damage_gives_an_error_of_ours(saved: Path) -> None:
     """Bytes are changed at random, with the checksums made to fit in every second case."""
     import zlib
 
@@ -205,7 +205,7 @@ def small_files() -> Iterator[Callable[[int], None]]:
 
 
 @pytest.mark.parametrize("existing", [False, True])
-def test_a_full_disk_is_told_with_the_file_and_what_was_there_stays(
+def test_full_disk_keeps_the_former_checkpoint(
     tmp_path: Path, small_files: Callable[[int], None], existing: bool
 ) -> None:
     path = tmp_path / "c"
@@ -223,7 +223,7 @@ def test_a_full_disk_is_told_with_the_file_and_what_was_there_stays(
         assert zd.checkpoint.load(str(path))["w"].tolist() == [1, 1, 1]
 
 
-def test_a_place_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+def test_unwritable_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OpError, match="file/c"):
         zd.checkpoint.save(str(tmp_path / "file" / "c"), {"n": 1})

@@ -36,7 +36,7 @@ def names(manager: CheckpointManager) -> list[str]:
     return [Path(path).name for path in manager.checkpoints]
 
 
-def test_the_last_few_are_kept_and_numbered(tmp_path: Path) -> None:
+def test_last_checkpoints_are_kept(tmp_path: Path) -> None:
     manager = CheckpointManager({"n": 1}, str(tmp_path / "d"), max_to_keep=2)
     assert (manager.checkpoints, manager.latest_checkpoint) == ([], None)
     assert manager.save() == str(tmp_path / "d" / "ckpt-1")
@@ -47,14 +47,14 @@ def test_the_last_few_are_kept_and_numbered(tmp_path: Path) -> None:
     assert [each.name for each in sorted((tmp_path / "d").iterdir())] == ["ckpt-7", "ckpt-8"]
 
 
-def test_all_are_kept_on_request(tmp_path: Path) -> None:
+def test_max_to_keep_none_keeps_all(tmp_path: Path) -> None:
     manager = CheckpointManager({"n": 1}, str(tmp_path), max_to_keep=None)
     for _ in range(5):
         manager.save()
     assert len(manager.checkpoints) == 5
 
 
-def test_after_a_return_to_an_earlier_step_the_latest_is_what_was_saved_last(
+def test_latest_is_the_last_saved(
     tmp_path: Path,
 ) -> None:
     state = {"n": 0}
@@ -70,7 +70,7 @@ def test_after_a_return_to_an_earlier_step_the_latest_is_what_was_saved_last(
     assert zd.checkpoint.load(manager.latest_checkpoint or "")["n"] == 12
 
 
-def test_a_program_that_is_started_again_goes_on(tmp_path: Path) -> None:
+def test_restarted_program_goes_on(tmp_path: Path) -> None:
     first = {"w": variable(np.arange(3.0)), "run": {"epoch": 4}}
     assert CheckpointManager(first, str(tmp_path)).restore_or_initialize() is None
     CheckpointManager(first, str(tmp_path)).save(40)
@@ -84,7 +84,7 @@ def test_a_program_that_is_started_again_goes_on(tmp_path: Path) -> None:
     assert checkpoint.assert_consumed().run == {"epoch": 4}
 
 
-def test_every_few_steps_one_is_saved(tmp_path: Path) -> None:
+def test_maybe_save_every_few_steps(tmp_path: Path) -> None:
     manager = CheckpointManager({"n": 1}, str(tmp_path), every_steps=10)
     saved = [step for step in range(1, 36) if manager.maybe_save(step)]
     assert saved == [10, 20, 30]
@@ -93,7 +93,7 @@ def test_every_few_steps_one_is_saved(tmp_path: Path) -> None:
     assert CheckpointManager({"n": 1}, str(tmp_path)).maybe_save(1000) is None
 
 
-def test_periodic_saving_at_one_step_replaces_its_checkpoint(tmp_path: Path) -> None:
+def test_periodic_save_replaces_same_step(tmp_path: Path) -> None:
     with CheckpointManager({"n": 1}, str(tmp_path), every_s=0.01, every_steps=10) as manager:
         assert manager.maybe_save(7) is None
         serial = until(lambda: serial_of(tmp_path / "ckpt-7"))
@@ -103,7 +103,7 @@ def test_periodic_saving_at_one_step_replaces_its_checkpoint(tmp_path: Path) -> 
         assert manager.maybe_save(8) is None
 
 
-def test_a_periodic_save_after_a_restore_has_not_the_step_of_the_values_that_are_gone(
+def test_periodic_save_after_restore_has_new_step(
     tmp_path: Path,
 ) -> None:
     with CheckpointManager({"n": 1}, str(tmp_path), every_s=0.05) as manager:
@@ -122,7 +122,7 @@ def serial_of(checkpoint: Path) -> int:
     )
 
 
-def test_periodic_saving_has_the_number_of_the_step_and_ends_with_close(tmp_path: Path) -> None:
+def test_periodic_save_ends_with_close(tmp_path: Path) -> None:
     with CheckpointManager({"n": 1}, str(tmp_path), every_s=0.01) as manager:
         manager.maybe_save(17)
         seen = next(checkpoints_iterator(str(tmp_path), timeout=PATIENCE_S))
@@ -136,9 +136,7 @@ def number(path: str) -> int:
     return int(path.rpartition("-")[2])
 
 
-def test_an_error_of_periodic_saving_is_logged_at_once_and_raised_by_the_next_call_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_periodic_error_is_raised_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "d"
     folder.touch()  # a file is in the way of the folder
     logged = threading.Event()
@@ -160,7 +158,7 @@ def test_an_error_of_periodic_saving_is_logged_at_once_and_raised_by_the_next_ca
 
 
 @pytest.mark.parametrize("wrong", [{"max_to_keep": 0}, {"every_s": -1.0}, {"every_steps": 0}])
-def test_numbers_that_are_not_positive_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_numbers_must_be_positive(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(
         ValueError, match=f"{next(iter(wrong))} is .*, wants a positive number or None"
     ):
@@ -190,7 +188,7 @@ for _ in sys.stdin:  # each line asks for one more life of the program, forked, 
 
 @pytest.mark.processes("checkpoint and recovery")
 @pytest.mark.killed("checkpoint and recovery")
-def test_a_kill_at_any_moment_leaves_the_last_complete_checkpoint(
+def test_kill_leaves_the_last_checkpoint(
     tmp_path: Path, child: Callable[..., subprocess.Popen[str]]
 ) -> None:
     program = child(SAVING, str(tmp_path))
@@ -226,7 +224,7 @@ def small_files() -> Iterator[Callable[[int], None]]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_leaves_the_former_one_also_where_one_is_kept(
+def test_full_disk_leaves_the_former_checkpoint(
     tmp_path: Path, small_files: Callable[[int], None]
 ) -> None:
     w = variable(np.ones(100_000))
@@ -245,7 +243,7 @@ def test_a_full_disk_leaves_the_former_one_also_where_one_is_kept(
 # -- checkpoints_iterator --------------------------------------------------------------------------
 
 
-def test_an_evaluator_sees_each_new_checkpoint_and_ends_when_training_has(tmp_path: Path) -> None:
+def test_evaluator_sees_each_checkpoint(tmp_path: Path) -> None:
     seen: list[int] = []
     got = threading.Semaphore(0)
 
@@ -266,7 +264,7 @@ def test_an_evaluator_sees_each_new_checkpoint_and_ends_when_training_has(tmp_pa
     assert seen == [1, 2]
 
 
-def test_one_that_comes_after_training_has_ended_gets_the_last_and_ends(tmp_path: Path) -> None:
+def test_late_evaluator_gets_the_last(tmp_path: Path) -> None:
     manager = CheckpointManager({"n": 1}, str(tmp_path))
     manager.save(1)
     manager.save(2)
@@ -274,7 +272,7 @@ def test_one_that_comes_after_training_has_ended_gets_the_last_and_ends(tmp_path
     assert [number(path) for path in checkpoints_iterator(str(tmp_path))] == [2]
 
 
-def test_training_that_goes_on_takes_the_mark_of_its_end_away(tmp_path: Path) -> None:
+def test_resumed_training_removes_the_end_mark(tmp_path: Path) -> None:
     manager = CheckpointManager({"n": 1}, str(tmp_path))
     manager.save(1)
     manager.finish()
@@ -291,7 +289,7 @@ def test_training_that_goes_on_takes_the_mark_of_its_end_away(tmp_path: Path) ->
     assert ([number(path) for path in seen], asked) == ([3], [True])
 
 
-def test_without_a_new_checkpoint_it_ends_after_the_timeout_unless_timeout_fn_says_no(
+def test_iterator_ends_after_its_timeout(
     tmp_path: Path,
 ) -> None:
     assert list(checkpoints_iterator(str(tmp_path / "none"), timeout=0.0)) == []
@@ -310,7 +308,7 @@ def test_without_a_new_checkpoint_it_ends_after_the_timeout_unless_timeout_fn_sa
     assert len(asked) == 4
 
 
-def test_a_checkpoint_that_was_deleted_before_it_was_read_is_not_found(tmp_path: Path) -> None:
+def test_deleted_checkpoint_is_not_found(tmp_path: Path) -> None:
     manager = CheckpointManager({"n": 1}, str(tmp_path), max_to_keep=1)
     read, skipped = [], []
     manager.save(1)
@@ -326,7 +324,7 @@ def test_a_checkpoint_that_was_deleted_before_it_was_read_is_not_found(tmp_path:
     assert [type(error) for error in skipped] == [NotFoundError]
 
 
-def test_one_that_is_deleted_while_it_is_read_is_not_found_either(tmp_path: Path) -> None:
+def test_checkpoint_deleted_while_read(tmp_path: Path) -> None:
     manager = CheckpointManager({"w": variable(np.ones(3))}, str(tmp_path), max_to_keep=1)
     reader = CheckpointReader(manager.save(1))
     manager.save(2)
@@ -336,7 +334,7 @@ def test_one_that_is_deleted_while_it_is_read_is_not_found_either(tmp_path: Path
         reader.whole("w")
 
 
-def test_one_that_is_replaced_while_it_is_read_is_not_found_either(tmp_path: Path) -> None:
+def test_checkpoint_replaced_while_read(tmp_path: Path) -> None:
     w = variable(np.ones(3))
     reader = CheckpointReader(zd.checkpoint.save(str(tmp_path / "c"), {"w": w}))
     zd.checkpoint.save(str(tmp_path / "c"), {"w": w})
@@ -344,9 +342,7 @@ def test_one_that_is_replaced_while_it_is_read_is_not_found_either(tmp_path: Pat
         reader.whole("w")
 
 
-def test_a_damaged_one_is_left_out_and_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_checkpoint_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     manager = CheckpointManager({"n": 1}, str(tmp_path))
     manager.save(1)
     manager.save(2)
@@ -356,7 +352,7 @@ def test_a_damaged_one_is_left_out_and_logged(
 
 
 @pytest.mark.parametrize("step", [np.int64(3), np.array(3), variable(np.int64(3))])
-def test_a_step_may_be_a_number_of_numpy_or_a_variable(tmp_path: Path, step: Any) -> None:
+def test_step_may_be_numpy_or_variable(tmp_path: Path, step: Any) -> None:
     manager = CheckpointManager({"n": 1}, str(tmp_path), every_steps=1)
     manager.save(step)
     assert names(manager) == ["ckpt-3"]
@@ -365,9 +361,7 @@ def test_a_step_may_be_a_number_of_numpy_or_a_variable(tmp_path: Path, step: Any
 
 
 @pytest.mark.parametrize("step", [-1, 1.5, "3", np.zeros(2, int)])
-def test_a_step_under_which_nothing_could_be_found_again_is_refused(
-    tmp_path: Path, step: Any
-) -> None:
+def test_bad_step_is_refused(tmp_path: Path, step: Any) -> None:
     manager = CheckpointManager({"n": 1}, str(tmp_path), every_steps=1)
     for save in (manager.save, manager.maybe_save):
         with pytest.raises((TypeError, ValueError)):
@@ -377,7 +371,7 @@ def test_a_step_under_which_nothing_could_be_found_again_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_directory_that_is_a_file_is_told_as_a_fault_of_the_disk(tmp_path: Path) -> None:
+def test_file_as_directory_is_a_disk_error(tmp_path: Path) -> None:
     (tmp_path / "d").touch()
     with pytest.raises(UnknownError, match="/d: File exists"):
         CheckpointManager({"n": 1}, str(tmp_path / "d")).save()

@@ -37,7 +37,7 @@ def test_checkpoint_delayed(tmp_path: Path, before: int, after: int) -> None:
     target.assert_consumed()
 
 
-def test_numbers_and_nested_objects_are_restored_now_and_later(tmp_path: Path) -> None:
+def test_nested_objects_are_restored_later_too(tmp_path: Path) -> None:
     model = Checkpoint(w=variable(ROWS), layers=[Checkpoint(b=variable(np.float32(2)))])
     path = Checkpoint(model=model, epoch=5, run={"seed": 3}).save(str(tmp_path / "c"))
 
@@ -57,7 +57,7 @@ def test_numbers_and_nested_objects_are_restored_now_and_later(tmp_path: Path) -
     later.assert_consumed()
 
 
-def test_a_number_is_restored_once_and_then_the_programs_own(tmp_path: Path) -> None:
+def test_number_is_restored_once(tmp_path: Path) -> None:
     path = Checkpoint(epoch=5).save(str(tmp_path / "c"))
     target = Checkpoint(epoch=0).restore(path)
     target.epoch += 1
@@ -66,7 +66,7 @@ def test_a_number_is_restored_once_and_then_the_programs_own(tmp_path: Path) -> 
     assert target.epoch == 5
 
 
-def test_a_class_of_models_may_be_a_checkpoint(tmp_path: Path) -> None:
+def test_model_class_may_be_a_checkpoint(tmp_path: Path) -> None:
     class Model(Checkpoint):
         def __init__(self) -> None:
             self.w = variable(ROWS)
@@ -76,7 +76,7 @@ def test_a_class_of_models_may_be_a_checkpoint(tmp_path: Path) -> None:
     assert sorted(zd.checkpoint.load(path)) == ["w"]
 
 
-def test_what_does_not_fit_is_refused_also_later_and_is_not_set(tmp_path: Path) -> None:
+def test_unfit_attribute_is_refused(tmp_path: Path) -> None:
     path = Checkpoint(w=variable(ROWS)).save(str(tmp_path / "c"))
     target = Checkpoint().restore(path)
     with pytest.raises(ValueError, match=r"'w' has shape \(2,\)"):
@@ -84,7 +84,7 @@ def test_what_does_not_fit_is_refused_also_later_and_is_not_set(tmp_path: Path) 
     assert not hasattr(target, "w")
 
 
-def test_what_is_missing_in_the_checkpoint_is_told_by_name(tmp_path: Path) -> None:
+def test_missing_attribute_is_named(tmp_path: Path) -> None:
     path = Checkpoint(w=variable(ROWS)).save(str(tmp_path / "c"))
     target = Checkpoint(w=variable(zeros()), bias=variable(zeros()), epoch=1).restore(path)
     assert target.w.numpy().tolist() == ROWS.tolist()
@@ -92,7 +92,7 @@ def test_what_is_missing_in_the_checkpoint_is_told_by_name(tmp_path: Path) -> No
         target.assert_existing_objects_matched()
 
 
-def test_nothing_to_restore_is_no_error_until_it_is_asserted() -> None:
+def test_empty_restore_fails_only_when_asserted() -> None:
     target = Checkpoint(epoch=1).restore(None)
     assert target.epoch == 1
     with pytest.raises(AssertionError, match="no checkpoint was given"):

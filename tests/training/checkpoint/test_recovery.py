@@ -79,7 +79,7 @@ def states(variable: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 4), (4, 2), (3, 1)])
 @pytest.mark.parametrize("delayed", [False, True])
-def test_checkpoint_of_variables_at_parameter_servers(
+def test_checkpoint_of_variables_at_ps(
     make: Make, tmp_path: Path, before: int, after: int, delayed: bool
 ) -> None:
     fixed = zd.partitioners.FixedShardsPartitioner
@@ -106,7 +106,7 @@ def test_checkpoint_of_variables_at_parameter_servers(
 
 @pytest.mark.processes("checkpoint and recovery")
 @pytest.mark.killed("checkpoint and recovery")
-def test_a_ps_that_was_killed_gets_back_exactly_what_was_saved_and_the_program_goes_on(
+def test_killed_ps_gets_saved_values_back(
     cluster: zd.local_cluster, make: Make, tmp_path: Path
 ) -> None:
     strategy = make(HALVES)
@@ -144,7 +144,7 @@ def test_a_ps_that_was_killed_gets_back_exactly_what_was_saved_and_the_program_g
     assert str(recovered).endswith(" lost")
 
 
-def test_functions_that_use_a_lost_variable_wait_on_the_worker_until_it_is_back(
+def test_functions_wait_for_lost_variables(
     cluster: zd.local_cluster, make: Make, tmp_path: Path
 ) -> None:
     strategy = make()
@@ -172,7 +172,7 @@ def _counter(
 
 
 @pytest.mark.parametrize("saved_by", ["this program", "another program"])
-def test_updates_that_are_lost_are_counted_as_far_as_they_were_seen(
+def test_lost_updates_are_counted(
     cluster: zd.local_cluster, make: Make, tmp_path: Path, saved_by: str
 ) -> None:
     """The versions of a checkpoint that another program saved say nothing of those here, also where
@@ -199,7 +199,7 @@ def test_updates_that_are_lost_are_counted_as_far_as_they_were_seen(
 
 
 @pytest.mark.parametrize("failures", [0, 1])
-def test_lost_updates_are_counted_although_the_program_reads_the_variable_as_soon_as_it_exists(
+def test_lost_updates_are_counted_despite_reads(
     cluster: zd.local_cluster,
     make: Make,
     tmp_path: Path,
@@ -231,7 +231,7 @@ def test_lost_updates_are_counted_although_the_program_reads_the_variable_as_soo
     assert strategy.recoveries[0].updates_lost == 7
 
 
-def test_updates_of_workers_that_are_lost_are_counted_by_the_versions_that_were_seen(
+def test_lost_updates_of_workers_are_counted(
     cluster: zd.local_cluster, make: Make, tmp_path: Path
 ) -> None:
     strategy = make()
@@ -252,9 +252,7 @@ def test_updates_of_workers_that_are_lost_are_counted_by_the_versions_that_were_
     assert strategy.recoveries[0].updates_lost == 7
 
 
-def test_a_version_that_was_seen_before_a_recovery_never_comes_again(
-    cluster: zd.local_cluster, make: Make, tmp_path: Path
-) -> None:
+def test_version_never_comes_again(cluster: zd.local_cluster, make: Make, tmp_path: Path) -> None:
     """Neither those up to the last look, nor those that the server had counted after it, nor one of
     the first value."""
     strategy = make()
@@ -280,7 +278,7 @@ def test_a_version_that_was_seen_before_a_recovery_never_comes_again(
                 )
 
 
-def test_what_counts_once_counts_once_also_where_a_recovery_was_in_between(
+def test_once_counts_once_across_a_recovery(
     cluster: zd.local_cluster, make: Make, tmp_path: Path
 ) -> None:
     """The function is tried again when the server has its variable back from a checkpoint which has
@@ -323,7 +321,7 @@ class Recoveries(list[Any]):
         self.told.set()
 
 
-def test_a_variable_that_no_checkpoint_holds_is_lost_unless_it_may_begin_anew(
+def test_unsaved_variable_is_lost_or_begins_anew(
     cluster: zd.local_cluster, make: Make, tmp_path: Path
 ) -> None:
     strategy = make(recovery_s=1.0)
@@ -343,13 +341,13 @@ def test_a_variable_that_no_checkpoint_holds_is_lost_unless_it_may_begin_anew(
     )
 
 
-def test_first_values_need_a_strategy_that_keeps_them(make: Make, tmp_path: Path) -> None:
+def test_initial_values_need_recovery_s(make: Make, tmp_path: Path) -> None:
     strategy = make(recovery_s=0.0)
     with pytest.raises(ValueError, match="from_initial=True needs a strategy with recovery_s"):
         Recovery(strategy, CheckpointManager({"n": 1}, str(tmp_path)), from_initial=True)
 
 
-def test_a_variable_begins_anew_with_its_first_value_where_that_is_allowed(
+def test_variable_begins_with_first_value(
     cluster: zd.local_cluster, make: Make, tmp_path: Path
 ) -> None:
     strategy = make()
@@ -376,7 +374,7 @@ def test_a_variable_begins_anew_with_its_first_value_where_that_is_allowed(
     ]
 
 
-def test_saving_from_a_ps_that_is_gone_leaves_the_former_checkpoint(
+def test_failed_save_leaves_former_checkpoint(
     cluster: zd.local_cluster, make: Make, tmp_path: Path
 ) -> None:
     strategy = make(HALVES, recovery_s=0.0)
@@ -398,7 +396,7 @@ def test_saving_from_a_ps_that_is_gone_leaves_the_former_checkpoint(
     assert table.numpy().tolist() == ROWS.tolist()
 
 
-def test_synchronous_steps_go_on_after_a_recovery(
+def test_synchronous_steps_go_on_after_recovery(
     cluster: zd.local_cluster, make: Make, tmp_path: Path
 ) -> None:
     strategy = make(aggregate="sync", workers_per_step=2)
@@ -427,7 +425,7 @@ def test_synchronous_steps_go_on_after_a_recovery(
         assert v.numpy().tolist() == [-6, -6]
 
 
-def test_a_strategy_that_was_closed_is_watched_no_more(
+def test_closed_strategy_is_not_watched(
     cluster: zd.local_cluster, make: Make, tmp_path: Path
 ) -> None:
     strategy = make()
@@ -442,7 +440,7 @@ def test_a_strategy_that_was_closed_is_watched_no_more(
     recovery.close()
 
 
-def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(
+def test_damaged_checkpoint_is_skipped(
     cluster: zd.local_cluster, make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     strategy = make()
@@ -461,7 +459,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(
     assert strategy.recoveries[0].path == str(tmp_path / "ckpt-1")
 
 
-def test_checkpoints_of_other_models_are_passed_over(
+def test_checkpoints_of_other_models_are_skipped(
     cluster: zd.local_cluster, make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also one whose rows would fit: of a larger table, or of another dtype."""
@@ -481,7 +479,7 @@ def test_checkpoints_of_other_models_are_passed_over(
     assert caplog.text.count("an older one is tried: 'table' has shape (6, 2)") == len(others)
 
 
-def test_what_goes_wrong_again_and_again_is_logged_once(
+def test_repeated_failure_is_logged_once(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strategy = make()

@@ -76,9 +76,7 @@ def test_save_and_load_single_variable(tmp_path: Path, before: int, after: int) 
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 4), (4, 2), (2, 4), (3, 2), (1, 3), (3, 1)])
-def test_slots_of_optimizers_are_cut_as_their_variable_is(
-    tmp_path: Path, before: int, after: int
-) -> None:
+def test_slots_are_cut_with_their_variable(tmp_path: Path, before: int, after: int) -> None:
     source, target = sharded(rows(7), before), sharded(0 * rows(7), after)
     moments = -rows(7)
     start = 0
@@ -98,7 +96,7 @@ def test_slots_of_optimizers_are_cut_as_their_variable_is(
     assert [int(each["Adam/step"]) for each in slots] == [12] * after
 
 
-def test_a_slot_that_some_shards_lack_begins_there_as_the_optimizer_says(tmp_path: Path) -> None:
+def test_missing_slot_has_its_initial_value(tmp_path: Path) -> None:
     source, target = sharded(rows(4), 2), variable(0 * rows(4))
     set_slots(
         source.variables[1],
@@ -114,7 +112,7 @@ def test_a_slot_that_some_shards_lack_begins_there_as_the_optimizer_says(tmp_pat
     assert slots_of(target)["Adagrad/step"] == 3
 
 
-def test_a_count_of_steps_that_differs_between_shards_is_the_highest_in_the_whole(
+def test_step_count_is_the_highest_of_shards(
     tmp_path: Path,
 ) -> None:
     source, target = sharded(rows(4), 2), variable(0 * rows(4))
@@ -124,7 +122,7 @@ def test_a_count_of_steps_that_differs_between_shards_is_the_highest_in_the_whol
     assert slots_of(target)["Adam/step"] == 9
 
 
-def test_restoring_takes_away_slots_that_came_after_the_checkpoint(tmp_path: Path) -> None:
+def test_restore_removes_later_slots(tmp_path: Path) -> None:
     v = variable(rows(2))
     path = zd.checkpoint.save(str(tmp_path / "c"), v)
     set_slots(v, Adam__m=rows(2), Adam__step=np.int64(1))
@@ -132,7 +130,7 @@ def test_restoring_takes_away_slots_that_came_after_the_checkpoint(tmp_path: Pat
     assert slots_of(v) == {}
 
 
-def test_arrays_numbers_and_strings_come_back_where_they_were(tmp_path: Path) -> None:
+def test_plain_values_come_back(tmp_path: Path) -> None:
     counts = np.arange(4)
     state: dict[str, Any] = {
         "w": variable(rows(2)),
@@ -184,7 +182,7 @@ def test_arrays_numbers_and_strings_come_back_where_they_were(tmp_path: Path) ->
     ],
     ids=lambda value: f"{value.dtype}{value.shape}",
 )
-def test_each_kind_of_array_comes_back_bit_for_bit(tmp_path: Path, value: Any) -> None:
+def test_arrays_come_back_bit_for_bit(tmp_path: Path, value: Any) -> None:
     for kind, given in (("array", value), ("variable", variable(value))):
         path = zd.checkpoint.save(str(tmp_path / kind), {"x": given})
         found = zd.checkpoint.load(path)["x"]
@@ -195,20 +193,20 @@ def test_each_kind_of_array_comes_back_bit_for_bit(tmp_path: Path, value: Any) -
         )
 
 
-def test_an_array_of_aligned_fields_comes_back(tmp_path: Path) -> None:
+def test_aligned_fields_come_back(tmp_path: Path) -> None:
     value = np.ones(2, np.dtype([("a", "i1"), ("b", "f8")], align=True))
     found = zd.checkpoint.load(zd.checkpoint.save(str(tmp_path / "c"), {"x": value}))["x"]
     assert repr(found.dtype) == repr(value.dtype)
     assert np.array_equal(found, value)
 
 
-def test_a_bfloat16_variable_comes_back(tmp_path: Path) -> None:
+def test_bfloat16_variable_comes_back(tmp_path: Path) -> None:
     value = np.array([[1, 2.5]], pytest.importorskip("ml_dtypes").bfloat16)
     found = zd.checkpoint.load(zd.checkpoint.save(str(tmp_path / "c"), {"x": variable(value)}))["x"]
     assert (found.dtype, found.tobytes()) == (value.dtype, value.tobytes())
 
 
-def test_names_are_the_way_to_the_leaf_and_variables_in_lists_go_by_their_own(
+def test_names_are_paths_to_leaves(
     tmp_path: Path,
 ) -> None:
     w, b = variable(rows(1), "dense/w"), variable(np.float32(0), "dense/b")
@@ -223,7 +221,7 @@ def test_names_are_the_way_to_the_leaf_and_variables_in_lists_go_by_their_own(
     ]
 
 
-def test_each_shard_has_one_file_with_its_slots_and_no_pickle(tmp_path: Path) -> None:
+def test_shard_is_one_file_without_pickle(tmp_path: Path) -> None:
     s = sharded(rows(4), 2)
     set_slots(s.variables[0], Momentum__velocity=rows(2))
     path = Path(zd.checkpoint.save(str(tmp_path / "c"), {"emb": s}))
@@ -239,7 +237,7 @@ def test_each_shard_has_one_file_with_its_slots_and_no_pickle(tmp_path: Path) ->
     )
 
 
-def test_saving_where_a_checkpoint_is_replaces_it_and_leaves_nothing_of_it(tmp_path: Path) -> None:
+def test_save_replaces_a_checkpoint(tmp_path: Path) -> None:
     v = variable(rows(2))
     path = Path(zd.checkpoint.save(str(tmp_path / "c"), v))
     v.assign(rows(2) + 1)
@@ -249,7 +247,7 @@ def test_saving_where_a_checkpoint_is_replaces_it_and_leaves_nothing_of_it(tmp_p
     assert [each.name for each in tmp_path.iterdir()] == ["c"]
 
 
-def test_what_is_in_both_is_restored_where_strictness_is_off(tmp_path: Path) -> None:
+def test_strict_false_restores_common_names(tmp_path: Path) -> None:
     w, x = variable(rows(1), "w"), variable(rows(1), "x")
     path = zd.checkpoint.save(str(tmp_path / "c"), {"w": w, "epoch": 3})
     w.assign(0 * rows(1))
@@ -259,14 +257,14 @@ def test_what_is_in_both_is_restored_where_strictness_is_off(tmp_path: Path) -> 
         zd.checkpoint.restore(path, {"x": x}, strict=False)
 
 
-def test_some_names_can_be_loaded_alone(tmp_path: Path) -> None:
+def test_chosen_names_are_loaded(tmp_path: Path) -> None:
     path = zd.checkpoint.save(str(tmp_path / "c"), {"w": variable(rows(1)), "epoch": 3})
     assert zd.checkpoint.load(path, ["epoch"]) == {"epoch": 3}
     with pytest.raises(KeyError, match="does not hold 'x'; it holds 'epoch', 'w'"):
         zd.checkpoint.load(path, ["x"])
 
 
-def test_a_checkpoint_can_be_read_without_any_cluster(tmp_path: Path) -> None:
+def test_checkpoint_is_read_without_cluster(tmp_path: Path) -> None:
     path = zd.checkpoint.save(str(tmp_path / "c"), {"s": sharded(rows(4), 3)})
     program = "import sys, zmqdist; print(zmqdist.checkpoint.load(sys.argv[1])['s'].sum(), 'zmq' in sys.modules)"
     done = subprocess.run(
@@ -279,7 +277,7 @@ def test_a_checkpoint_can_be_read_without_any_cluster(tmp_path: Path) -> None:
     assert done.stdout.split()[0] == str(rows(4).sum())
 
 
-def test_a_url_is_written_in_place_manifest_last(tmp_path: Path) -> None:
+def test_url_is_written_in_place(tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
     url = "memory://test_a_url/c"
     for add in (0, 1):
@@ -304,7 +302,7 @@ WRONG_MODEL = {
 
 @pytest.mark.parametrize(("given", "told"), WRONG_MODEL.values(), ids=WRONG_MODEL)
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(
+def test_checkpoint_of_other_model_is_refused(
     tmp_path: Path, given: dict[str, Any], told: str, shards: int
 ) -> None:
     path = zd.checkpoint.save(
@@ -319,7 +317,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(
     assert a.numpy().tolist() == (7 + rows(1)).tolist()
 
 
-def test_what_the_checkpoint_holds_and_nobody_asks_for_is_told(tmp_path: Path) -> None:
+def test_extra_entry_is_refused(tmp_path: Path) -> None:
     path = zd.checkpoint.save(str(tmp_path / "c"), {"w": variable(rows(1)), "epoch": 3})
     with pytest.raises(
         ValueError,
@@ -370,7 +368,7 @@ BAD_TO_SAVE: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("given", "kind", "told"), BAD_TO_SAVE.values(), ids=BAD_TO_SAVE)
-def test_what_cannot_be_saved_is_refused_before_anything_is_written(
+def test_unsavable_value_is_refused_first(
     tmp_path: Path, given: Any, kind: type[Exception], told: str
 ) -> None:
     with pytest.raises(kind, match=told):
@@ -378,7 +376,7 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_two_variables_of_one_name_in_a_list_are_refused(tmp_path: Path) -> None:
+def test_equal_names_in_a_list_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="two items to be saved are called 'v'"):
         zd.checkpoint.save(str(tmp_path / "c"), [variable(1.0), variable(2.0)])
 
@@ -391,7 +389,7 @@ BAD_TO_RESTORE: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("given", "kind", "told"), BAD_TO_RESTORE.values(), ids=BAD_TO_RESTORE)
-def test_a_value_of_another_kind_is_refused(
+def test_value_of_other_kind_is_refused(
     tmp_path: Path, given: Any, kind: type[Exception], told: str
 ) -> None:
     path = zd.checkpoint.save(str(tmp_path / "c"), {"n": 3})
@@ -399,7 +397,7 @@ def test_a_value_of_another_kind_is_refused(
         zd.checkpoint.restore(path, given)
 
 
-def test_a_number_in_a_tuple_and_a_read_only_array_cannot_be_restored(tmp_path: Path) -> None:
+def test_tuple_and_read_only_array_are_refused(tmp_path: Path) -> None:
     fixed = np.zeros(2)
     fixed.flags.writeable = False
     path = zd.checkpoint.save(str(tmp_path / "c"), {"t": (1, 2)})
@@ -410,7 +408,7 @@ def test_a_number_in_a_tuple_and_a_read_only_array_cannot_be_restored(tmp_path: 
         zd.checkpoint.restore(path, {"a": fixed})
 
 
-def test_files_of_others_in_a_folder_that_is_saved_to_stay(tmp_path: Path) -> None:
+def test_foreign_files_in_folder_stay(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", a=1)
     for _ in range(2):
         zd.checkpoint.save(tmp_path, {"w": variable(np.ones(3))})

@@ -6,17 +6,17 @@ from __future__ import annotations
 import pytest
 
 from tests.training.test_cluster_connection import (
-    test_a_program_at_the_address_of_one_that_has_died_takes_over_what_came_by_itself,
-    test_a_program_that_closes_leaves_the_servers_to_the_next,
-    test_another_program_is_told_who_is_here_and_comes_when_that_one_has_died,
-    test_shutdown_cluster_ends_all_servers,
+    test_closed_program_frees_the_servers,
+    test_program_at_old_address_takes_over,
+    test_second_program_is_refused_until_first_dies,
+    test_shutdown_cluster_stops_servers,
 )
 
 __all__ = [
-    "test_another_program_is_told_who_is_here_and_comes_when_that_one_has_died",
-    "test_a_program_at_the_address_of_one_that_has_died_takes_over_what_came_by_itself",
-    "test_a_program_that_closes_leaves_the_servers_to_the_next",
-    "test_shutdown_cluster_ends_all_servers",
+    "test_second_program_is_refused_until_first_dies",
+    "test_program_at_old_address_takes_over",
+    "test_closed_program_frees_the_servers",
+    "test_shutdown_cluster_stops_servers",
 ]
 
 

@@ -12,9 +12,9 @@ from tests.training.test_elastic import (
     counter,
     is_back,
     missed,
-    test_a_program_ends_the_servers_of_its_cluster,
-    test_of_two_dead_workers_the_first_that_is_back_works_at_once,
-    test_the_state_of_a_task_that_was_preempted_names_it_until_it_is_back,
+    test_first_returning_worker_works_at_once,
+    test_program_stops_the_servers,
+    test_state_of_preempted_task,
     test_worker_addition_between_functions,
     test_worker_addition_midst_function,
     test_worker_restore_with_another_name,
@@ -28,9 +28,9 @@ __all__ = [
     "test_worker_addition_midst_function",
     "test_worker_restore_with_same_name",
     "test_worker_restore_with_another_name",
-    "test_a_program_ends_the_servers_of_its_cluster",
-    "test_of_two_dead_workers_the_first_that_is_back_works_at_once",
-    "test_the_state_of_a_task_that_was_preempted_names_it_until_it_is_back",
+    "test_program_stops_the_servers",
+    "test_first_returning_worker_works_at_once",
+    "test_state_of_preempted_task",
 ]
 
 
@@ -39,7 +39,7 @@ def in_threads() -> bool:
     return False
 
 
-def test_a_local_cluster_tells_of_its_tasks_in_the_same_way() -> None:
+def test_local_cluster_reports_task_states() -> None:
     with zd.local_cluster(workers=2, ps=2) as local:
         found = connect(local)
         is_back(found)

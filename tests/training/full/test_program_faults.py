@@ -36,9 +36,7 @@ def test_cluster_coordinator_destroyed(program: Program) -> None:
     )
 
 
-def test_a_worker_that_is_added_between_and_in_the_middle_of_functions_has_its_resources_first() -> (
-    None
-):
+def test_added_worker_has_resources_first() -> None:
     """10.6 on a local cluster."""
     with zd.local_cluster(workers=1, ps=1) as cluster:
         program = Program(cluster)
@@ -88,7 +86,7 @@ sys.stdin.read()
 """
 
 
-def test_a_program_that_was_killed_and_started_again_begins_clean_on_the_same_servers(
+def test_restarted_program_begins_clean(
     cluster: Callable[..., Cluster],
     child: Callable[..., subprocess.Popen[str]],
     monkeypatch: pytest.MonkeyPatch,

@@ -64,7 +64,7 @@ def test_worker_execution_after_ps_failure_raises_expected_error(program: Progra
             program.coordinator.join(WITHIN_S)
 
 
-def test_a_loss_that_one_round_has_told_fails_no_other(two: Program) -> None:
+def test_reported_loss_fails_one_round(two: Program) -> None:
     two.coordinator.schedule(two.waiting(False))
     two.begun(1)
     two.cluster.kill_ps(1)
@@ -78,7 +78,7 @@ def test_a_loss_that_one_round_has_told_fails_no_other(two: Program) -> None:
         two.coordinator.join(WITHIN_S)
 
 
-def test_all_at_once(program: Program) -> None:
+def test_faults_all_at_once(program: Program) -> None:
     """Everything is killed: the program is told, and goes on in the same process with new objects
     when it is there again (P-4)."""
     for _ in range(program.size + 1):

@@ -26,7 +26,7 @@ def two(clusters: Callable[..., zd.local_cluster]) -> Iterator[Program]:
     program.strategy.close()
 
 
-def test_a_stopped_worker_is_missed_and_what_it_does_later_changes_nothing(two: Program) -> None:
+def test_stopped_worker_changes_nothing_later(two: Program) -> None:
     """F-4, F-9: its slot goes on, and its outcome comes when the step was run elsewhere."""
     for _ in range(4):
         two.coordinator.schedule(two.waiting(), once=True)
@@ -43,7 +43,7 @@ def test_a_stopped_worker_is_missed_and_what_it_does_later_changes_nothing(two: 
     assert two.iterations.numpy() == 7
 
 
-def test_a_late_outcome_of_an_earlier_life_of_a_worker_is_dropped(two: Program) -> None:
+def test_late_outcome_of_lost_worker_is_dropped(two: Program) -> None:
     begun, go = two.iterations, two.go
 
     def pid() -> int:
@@ -70,9 +70,7 @@ def test_a_late_outcome_of_an_earlier_life_of_a_worker_is_dropped(two: Program) 
     two.cluster.kill_worker(0)
 
 
-def test_a_stopped_ps_is_missed_and_the_rest_goes_on(
-    two: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_ps_is_missed(two: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     two.coordinator.schedule(two.waiting(False))
     two.begun(1)
     stopped = two.pid("ps:1")

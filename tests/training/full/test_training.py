@@ -17,7 +17,7 @@ Dataset = zd.data.Dataset
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_model_learns(made: Any, processes: zd.local_cluster, cut: bool) -> None:
+def test_model_learns(made: Any, processes: zd.local_cluster, cut: bool) -> None:
     strategy = made(
         (lambda shape, dtype: [2] + [1] * (len(shape) - 1)) if cut else None, cluster=processes
     )

@@ -39,7 +39,7 @@ def test_worker_preemption_between_functions(program: Program) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_thousands_of_schedules_while_a_worker_dies_and_comes_back(two: Program) -> None:
+def test_schedules_continue_while_worker_restarts(two: Program) -> None:
     """Of the tests with TensorFlow's multi-process runner. The worker is away for as long as the
     other one makes a thousand steps."""
     step = two.step()
@@ -202,7 +202,7 @@ def test_fetch_from_ps_after_worker_failure(program: Program) -> None:
     assert program.iterations.numpy() >= 20
 
 
-def test_a_worker_is_found_dead_by_name_while_all_others_are_well(two: Program) -> None:
+def test_dead_worker_is_named(two: Program) -> None:
     """WorkerPreemptionErrorType."""
     there = two.coordinator.schedule(lambda: np.zeros(1 << 20), worker=0, keep=True)
     two.coordinator.join(WITHIN_S)
@@ -216,7 +216,7 @@ def test_a_worker_is_found_dead_by_name_while_all_others_are_well(two: Program) 
     assert "ps:" not in caught.value.message
 
 
-def test_a_function_that_ends_every_worker_is_given_up() -> None:
+def test_function_that_ends_workers_is_given_up() -> None:
     """F-8."""
     with (
         zd.local_cluster(workers=3, ps=1, attempts_max=2) as cluster,
@@ -239,9 +239,7 @@ def test_a_function_that_ends_every_worker_is_given_up() -> None:
         assert coordinator.schedule(starts.numpy).fetch(WITHIN_S) == 2
 
 
-def test_a_worker_that_dies_in_a_synchronous_step_counts_in_it_once(
-    two: Program, tmp_path: Path
-) -> None:
+def test_lost_worker_counts_once_in_a_step(two: Program, tmp_path: Path) -> None:
     with zd.ParameterServerStrategy(two.cluster, aggregate="sync", workers_per_step=2) as strategy:
         with strategy.scope():
             mean = zd.Variable(np.zeros(1), name="mean")
