@@ -190,6 +190,7 @@ class Agreements:
         """Record that a member has ended: fail the current round of each of its groups. The
         member's next incarnation does not get this error.
         """
+        # A3: the others must not wait for an announcement that cannot come
         effects = self._barriers.task_failed(task, message, UNAVAILABLE)
         self._barriers.restarted(task)
         return self._verdicts(effects)
@@ -252,6 +253,7 @@ class Agreements:
         tasks = self._members[group]
         if code != OK:
             return Disagreed(members, code, message, counter)
+        # a member that announces again for a round that has ended is alone in it
         if len(members) < len(tasks):
             return Disagreed(
                 members, ABORTED, f"round {counter} of group {group} has ended already", counter

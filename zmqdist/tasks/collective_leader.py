@@ -130,6 +130,7 @@ class Leader:
                 if message := self._watches.gone_message(task):
                     verdicts += self._agreements.member_gone(task, message)
                     break
+            # only the loop may set the timer
             earlier = self._agreements.deadline < self._timer_at
         self._send_verdicts(verdicts)
         if earlier:

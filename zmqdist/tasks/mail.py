@@ -226,10 +226,12 @@ class Mail:
         with self._node.own_wait:
             self._watches.watch(task)
             wait = self._in.receive(key, due, partial(self._watches.gone_message, task))
+        # without `out` the caller owns the value, which is never copied again
         if out is None:
             return wait.letter
         problem = misfit(wait.letter, out)
         if problem:
+            # the next `recv`, with a fitting array, gets the message
             self._in.apply(self._in.box.returned, wait)
             raise InvalidArgumentError(
                 f"{problem}; the message from {key.source} stays in the mailbox"

@@ -195,12 +195,14 @@ class Mailbox:
         if number and source.has(number):  # a duplicate, or a message that its sender has given up
             return waits, None
         must_wait = number and after and not source.has(after)
+        # P5: a message that a wait takes at once needs no room
         if (must_wait or not self._waits.get(_channel(key))) and self._is_full(nbytes):
             text = f"the mailbox of {key.target} is full: {self.items} messages of {self.nbytes} bytes; receive some first"
             refusal = ResourceExhaustedError(text)
             return waits, refusal
         if must_wait:
             self._count(1, nbytes)
+            # P1: the message `after` travels still, and must have its turn first
             source.held[after] = number, key, letter, nbytes
             return waits, None
         waits += self._deliver(key, letter, nbytes)
@@ -229,6 +231,7 @@ class Mailbox:
         """Put the message of an ended wait back as the first message of its channel, because its
         receiver could not take it."""
         channel = _channel(wait.key)
+        # P2: after a restart of the sender, the message has no receiver any more
         if (
             self._status is not None
             or self._source(wait.key.source).incarnation != wait.incarnation
@@ -236,6 +239,7 @@ class Mailbox:
             return []
         if self._waits.get(channel):
             return [self._give(channel, wait.letter, wait.nbytes)]
+        # in front, so that the order of sending stays (P1)
         self._letters.setdefault(channel, deque()).appendleft((wait.letter, wait.nbytes))
         self._count(1, wait.nbytes)
         return []
@@ -249,6 +253,7 @@ class Mailbox:
         if self._status is not None:
             return wait.end(*self._status)
         source = self._source(key.source)
+        # a receiver may name an incarnation before any message of it has arrived
         if wait.incarnation and not source.incarnation:
             source.incarnation = wait.incarnation
         if wait.incarnation and wait.incarnation != source.incarnation:
@@ -306,10 +311,12 @@ class Mailbox:
         if source.incarnation == incarnation or incarnation in source.past:
             return []
         previous, source.incarnation = source.incarnation, incarnation
+        # waits that began before any incarnation was known are for the first one
         if not previous:
             for wait in self._waits_for(name):
                 wait.incarnation = incarnation
             return []
+        # P2: what the earlier incarnation has sent reaches no wait for this one
         source.past.append(previous)
         for _, _, _, nbytes in source.held.values():
             self._count(-1, -nbytes)
@@ -328,6 +335,7 @@ class Mailbox:
         """End all waits and drop all messages, for good (P4). A second abort changes nothing."""
         if self._status is not None:
             return []
+        # P4: all that the mailbox holds is dropped, and no wait is left
         self._status = code, message
         self._letters.clear()
         self._sources.clear()
@@ -391,6 +399,7 @@ class Mailbox:
         if low > source.low:
             source.low = low
             source.passed = {number for number in source.passed if number >= low}
+            # the message that these wait for was given up by its sender
             for number in sorted(number for number in source.held if number < low):
                 waits += self._settled(source, number)
         return waits
@@ -408,6 +417,7 @@ class Mailbox:
                 next_number, key, letter, nbytes = source.held.pop(number)
                 self._count(-1, -nbytes)
                 waits += self._deliver(key, letter, nbytes)
+                # the delivered message may free the next one of its channel
                 settled.append(next_number)
         return waits
 
@@ -450,8 +460,8 @@ class Outbox:
         self._last: dict[str, tuple[int, int]] = {}
         """For each tag: how many messages are in flight, and the number of the last of them."""
         self._behind: dict[int, tuple[int, bool, int]] = {}
-        """By number of a message in flight: (number, failed, held) of the channel's next message,
-        if the send of that message has ended."""
+        """By number of a message in flight: (number, failed, incarnation) of the channel's next
+        message, if the send of that message has ended."""
         self._held_at: dict[int, int] = {}
         """For each number of a message whose predecessor is being skipped: the incarnation of the
         receiver that holds the message."""
@@ -477,14 +487,16 @@ class Outbox:
 
         Args:
           failed: whether the send ended with an error.
-          held: 0 if the message has had its turn. Otherwise the receiver holds the message back,
-            and this is the receiver's incarnation.
+          incarnation: 0 if the message has had its turn. Otherwise the receiver holds the message
+            back, and this is the receiver's incarnation.
 
         Returns:
           (number, skip) if the runtime must ask the receiver to skip the message `skip`, and then
           call `skipped(number)`; else None.
         """
         _, after = self._in_flight[number]
+        # The message before this one may still arrive at the receiver, so a skip must wait for the
+        # end of that message.
         if (failed or incarnation) and after in self._in_flight:
             self._behind[after] = number, failed, incarnation
             return None
@@ -500,12 +512,12 @@ class Outbox:
         return self._end(number, False, self._held_at.pop(number, 0))
 
     def _skip_before(self, number: int, before: int, incarnation: int) -> tuple[int, int]:
-        """Return (number, before), so that incarnation `held` of the receiver skips message
-        `before` and then delivers message `number`."""
+        """Return (number, before), so that this incarnation of the receiver skips message `before`
+        and then delivers message `number`."""
         self._held_at[number] = incarnation
         return number, before
 
-    def _end(self, number: int, failed: bool, held: int) -> tuple[int, int] | None:
+    def _end(self, number: int, failed: bool, holder: int) -> tuple[int, int] | None:
         """Record that a message has had its turn, and with it the messages that waited only for
         this message. Return a result as `ended` does.
         """
@@ -522,10 +534,10 @@ class Outbox:
                 del self._last[tag]
             if number not in self._behind:
                 return None
-            before, incarnation = number, held
-            number, failed, held = self._behind.pop(before)
-            # The receiver's incarnation `held` holds message `number` until it gets message
+            before, earlier_holder = number, holder
+            number, failed, holder = self._behind.pop(before)
+            # The receiver's incarnation `holder` holds message `number` until it gets message
             # `before`, which had its turn at another incarnation. Therefore have the receiver skip
             # `before`.
-            if held and incarnation and held != incarnation:
-                return self._skip_before(number, before, held)
+            if holder and earlier_holder and holder != earlier_holder:
+                return self._skip_before(number, before, holder)

@@ -170,6 +170,7 @@ class Sessions:
         self, call: PendingCall, session: int, is_master: bool, config: dict[str, Any]
     ) -> None:
         config = merged(self._definition.default_session_config, config)
+        # a client that repeats `open` after a lost reply finds its session
         if session not in self._sessions:
             if session in self._end_reasons:  # a reset ended the session before it used this task
                 raise AbortedError(self._end_reasons[session])
@@ -225,6 +226,8 @@ class Sessions:
 
     def _peer_lost(self, peer: Peer) -> None:
         loop = self._node.loop
+        # The client may reconnect, so its sessions stay for SESSION_LOST_S. A session that another
+        # connection has used since is not affected.
         for number in self._used_by.pop(peer, ()):
             session = self._sessions.get(number)
             if session is not None and session.peer is peer:
@@ -303,6 +306,7 @@ class Sessions:
             if number in self._sessions:
                 self._end(self._sessions[number], reason)
             else:
+                # the session has not used this task yet, and must be refused when it does
                 self._end_reasons[number] = reason
                 if len(self._end_reasons) > SESSIONS_MAX:
                     self._end_reasons.popitem(last=False)
@@ -394,6 +398,8 @@ class Sessions:
         captures no mutable objects is unpickled once and then cached.
         """
         pickled = function[0]
+        # A function that captures what can change must be unpickled for each run; a large pickle
+        # is not worth its place in the cache.
         if not is_constant or len(pickled) > INLINE_BYTES_MAX:
             return unpacked(function)  # type: ignore[no-any-return]
         fn: Callable[..., Any] = self._load_constant(pickled)

@@ -190,6 +190,7 @@ class WatchedTasks:
         # The task has gone. This holds for a first watch, too, because the watch was sent only when
         # the task was up.
         effects = self._report_loss(task, code, message)
+        # the next incarnation appears at the same address, so wait for it
         if code == UNAVAILABLE:
             return [*effects, WatchTask(task, 0)]
         # the task has refused the watch; the next wait for the task sends another watch

@@ -148,6 +148,7 @@ class WorkerRole:
         with self._lock:
             if self._closed:
                 raise UnavailableError(f"{task_name(self._node.me)} is stopping")
+            # a worker that has ended by itself refuses nobody
             self._invited = [entry for entry in self._invited if not entry.worker.join(0)]
             if any(
                 (entry.dispatcher, entry.program) == (config.dispatcher_address, program)
@@ -164,6 +165,7 @@ class WorkerRole:
             self._invited = [entry for entry in self._invited if entry.program == program] + [
                 invited
             ]
+        # outside the lock, because a stop takes as long as running functions
         for entry in previous:
             entry.worker.stop()
         try:

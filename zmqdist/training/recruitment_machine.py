@@ -149,6 +149,7 @@ class Recruitment:
         cannot change, as promise R5 says. Return None if there is no such worker."""
         for index in self.missing:
             task = self._tasks[index]
+            # R5: the other program may have crashed a moment ago, and then its dispatcher goes soon
             patient = (
                 task.code == errors.ALREADY_EXISTS and now - task.failing_since < INVITE_PATIENCE_S
             )
@@ -159,6 +160,7 @@ class Recruitment:
     def want(self, index: int, address: str, now: float) -> list[RecruitmentEffect]:
         """Want the server at `address` as the worker of this index, in place of any server that was
         wanted for this index before."""
+        # R1: the invitation of an earlier address of this index must not be answered any more
         effects = self.drop(index)
         self._tasks[index] = _Wanted(address)
         return effects + self.ticked(now)
@@ -202,9 +204,12 @@ class Recruitment:
         effects: list[RecruitmentEffect] = []
         for index in self.missing:
             task = self._tasks[index]
+            # R1 and R2: one invitation at a time, and a pause after each
             if task.invitation or task.retry_at > now:
                 continue
             self._last += 1
+            # An acceptance counts for one invitation only: a worker that has gone since must accept
+            # anew.
             task.invitation, task.invited_at, task.accepted = self._last, now, False
             self._invitations[task.invitation] = index
             effects.append(InviteWorker(task.invitation, index, task.address))

@@ -94,6 +94,7 @@ class Rendezvous:
         with self._changed:
             self._waiting[replica] = fn, tuple(args), dict(kwargs)
             my_round = self._round
+            # the last replica to come merges for all
             if len(self._waiting) == self._replicas:
                 self._merge()
             else:
@@ -136,6 +137,7 @@ class Rendezvous:
 
     def failed(self, replica: int, error: BaseException) -> None:
         with self._changed:
+            # the first error that is no consequence of another replica's failure is raised
             if self._error is None or (
                 isinstance(self._error, _Abandoned) and not isinstance(error, _Abandoned)
             ):

@@ -215,6 +215,8 @@ class StrategySession:
         """
         if self._program != _program or not self._end.alive or sys.is_finalizing():
             return
+        # Garbage collection may call this in any thread and under any lock, so it must not wait:
+        # a deque needs no lock.
         self._unused.append(ref)
         if not self._dropping:
             self._dropping = True

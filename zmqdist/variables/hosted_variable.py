@@ -146,6 +146,7 @@ class Storage:
             return self._frozen
         if self.nbytes >= SHM_DESCRIPTOR_BYTES_MIN:
             self._reads += 1
+            # a copy that several readers share is worth its price only for a value that stays
             if self._reads >= FROZEN_FROM:
                 self._frozen = freeze(self.value)
                 return self._frozen
@@ -191,6 +192,7 @@ class Storage:
         if ufunc is None:
             target[indices] = rows
             return
+        # NumPy applies an operation once for each index, so repeated rows are added up first
         if op in ("add", "sub"):
             indices, rows = self.summed(indices, rows)
         elif not self._owned(indices)[1]:
@@ -410,6 +412,7 @@ class HostedVariable:
         if op != "update":
             self._check_numbers()
         checked = self._rows(indices, rows)
+        # NumPy gives 0 and a warning, which nobody would see
         if op == "div" and self.storage.dtype.kind in "iu" and not checked[1].all():
             raise self.wrong("whole numbers cannot be divided by 0")
 
@@ -457,6 +460,7 @@ class HostedVariable:
             if isinstance(checked, tuple)
             else checked
         )
+        # the function may change its arguments and then fail
         value = self.storage.value.copy()
         slots = {slot: array.copy() for slot, array in self.slots.get(name, {}).items()}
         step = self.step_counts.get(name, 0) + 1

@@ -124,6 +124,7 @@ class Updates:
         """
         record = self._client(client)
         if settled > record.settled:
+            # U4: the client has these replies, and repeats their requests no more
             record.settled = settled
             if record.results:
                 record.results = {
@@ -135,8 +136,10 @@ class Updates:
             result = record.results[sequence]
             if not isinstance(result, Update):
                 return Repeated(result)
+            # U2: this request gets the outcome of the running execution
             result.tickets.append(ticket)
             return None
+        # U1: a late copy of a request whose reply the client has
         if sequence <= record.settled:
             return Repeated(None)
         if key and (running := self._running.get((session, key))) is not None:
@@ -236,6 +239,7 @@ class Steps:
         if open_step is not None and open_step.size != size:
             text = f"step {step} waits for {open_step.size} gradients, and this request says {size}"
             raise InvalidArgumentError(text)
+        # U4: each open step holds gradients, so their number is bounded
         if open_step is None and step > self.applied and len(self._open) >= self._open_max:
             raise ResourceExhaustedError(
                 f"steps {sorted(self._open)} wait for gradients already, so step {step} must wait"
@@ -244,6 +248,7 @@ class Steps:
     def push(self, step: int, ticket: Hashable, size: int) -> Pushed:
         """Add a gradient to a step. Raises the errors of `check`."""
         self.check(step, size)
+        # U5: never apply a step after a later one
         if step <= self.applied:
             return Pushed(LATE)
         open_step = self._open.setdefault(step, _Step(size))
@@ -252,6 +257,7 @@ class Steps:
             return Pushed("")
         self.applied = step
         del self._open[step]
+        # U6: the gradients of earlier steps get their verdict now, because those steps cannot end
         dropped = tuple(sorted(number for number in self._open if number < step))
         late = tuple(ticket for number in dropped for ticket in self._open.pop(number).tickets)
         return Pushed(APPLIED, tuple(open_step.tickets), late, dropped)
@@ -307,6 +313,7 @@ class KeptSessions:
         for number, record in list(self._sessions.items()):
             if record.program == program or record.holder in connected:
                 record.gone_at = None
+            # a connection that ended without notice counts from the moment when this is seen
             elif record.gone_at is None:
                 record.gone_at = now
             elif now - record.gone_at >= self._gone_s and number != session:

@@ -333,6 +333,7 @@ class VariableHost:
 
     def _close(self, call: PendingCall, session: int) -> None:
         self._kept_sessions.close(session)
+        # reply first: the watchers of a session that was closed must see no loss
         for watcher in self._sessions[session].watching if session in self._sessions else ():
             watcher.reply(None)
         self._end(session, "was closed")
@@ -619,6 +620,8 @@ class VariableHost:
         """Execute an update in the loop if it is small and every lock is free, otherwise in a
         thread of the pool."""
         variables = request.variables
+        # A thread costs more than a small update; the loop must not wait for a lock that a
+        # thread holds.
         if is_small(variables, request.changes) and _lock_now(variables):
             try:
                 effects = self._carry_out(update, step, step_size)
@@ -736,6 +739,7 @@ class VariableHost:
     ) -> list[_Effect]:
         request, key = _request_of(update), update.key
         variable, change = request.variables[index], request.changes[index]
+        # another process repeats an update that the value contains already
         if key and (applied := update.session.applied_updates.of(key).get(change[0])) is not None:
             return [partial(self._settle, [(update, index)], applied, None)]
         pushed = variable.steps.push(step, (update, index), step_size)

@@ -314,6 +314,7 @@ class Recovery:
                 part: Part = reader.rows(name, start, stop)
                 # Use the update keys and the version only if this program has saved them, because
                 # they mean nothing in another program.
+                # keys and counts of another variable mean nothing for this one
                 own = part.source == (ref.session, ref.number)
                 changes = _changes(part.version) if own else 1
                 earlier = _version(incarnation, changes), part.slots, part.once if own else b""
