@@ -60,9 +60,9 @@ class Cluster:
         if self.threads:
             self.tasks[job, index] = Server(self.spec, job, index, config=config)
             return
-        told = json.dumps([self.spec, job, index, config])
+        message = json.dumps([self.spec, job, index, config])
         self.tasks[job, index] = subprocess.Popen(
-            [sys.executable, "-c", TASK, told], start_new_session=True
+            [sys.executable, "-c", TASK, message], start_new_session=True
         )
 
     def add(self, index: int) -> str:

@@ -22,29 +22,29 @@ pytestmark = pytest.mark.shares_cluster  # servers in this process start threads
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """What is asked of servers from now on: (address, method)."""
-    told: list[tuple[str, str]] = []
+    message: list[tuple[str, str]] = []
     ask = PsClient.call
 
     def counting(self: PsClient, question: Any) -> Any:
-        told.append((self.address, question.method.removeprefix(PREFIX)))
+        message.append((self.address, question.method.removeprefix(PREFIX)))
         return ask(self, question)
 
     monkeypatch.setattr(PsClient, "call", counting)
-    return told
+    return message
 
 
 def _halves(shape: Any, dtype: Any) -> list[int]:
     return [2] + [1] * (len(shape) - 1)
 
 
-def test_apply_sends_one_request_per_ps(made: Any, asked: list[Any]) -> None:
+def test_apply_sends_one_request_per_ps(made: Any, requests: list[Any]) -> None:
     strategy = made(_halves)
     with strategy.scope():
         variables = [zd.Variable(np.ones((4, 2))) for _ in range(5)] + [zd.Variable(1.0)]
     outside = zd.Variable(1.0)
-    asked.clear()
+    requests.clear()
     grads = [np.full((4, 2), 0.5) for _ in range(4)] + [
         zd.IndexedSlices(np.full((1, 2), 0.5), np.array([3])),
         0.5,
@@ -52,7 +52,7 @@ def test_apply_sends_one_request_per_ps(made: Any, asked: list[Any]) -> None:
     strategy.apply(
         SGD(1.0), [*zip(grads, variables, strict=True), (0.5, outside), (None, variables[0])]
     )
-    assert sorted(asked) == sorted((address, "update") for address in strategy.cluster_resolver.ps)
+    assert sorted(requests) == sorted((address, "update") for address in strategy.cluster_resolver.ps)
     for variable in variables[:4]:
         assert (variable.numpy() == 0.5).all()
     assert variables[4].numpy().tolist() == [[1, 1], [1, 1], [1, 1], [0.5, 0.5]]
@@ -60,14 +60,14 @@ def test_apply_sends_one_request_per_ps(made: Any, asked: list[Any]) -> None:
     assert all(version == 2 for variable in variables[:5] for version in variable.version)
 
 
-def test_read_sends_one_request_per_ps(made: Any, asked: list[Any]) -> None:
+def test_read_sends_one_request_per_ps(made: Any, requests: list[Any]) -> None:
     strategy = made(_halves)
     with strategy.scope():
         w, b, s = zd.Variable(np.arange(6.0).reshape(3, 2)), zd.Variable([1.0]), zd.Variable(2.0)
     outside = zd.Variable([7.0])
-    asked.clear()
+    requests.clear()
     values = strategy.read({"w": w, "rest": (b, s, w), "here": [outside, 5, None]})
-    assert sorted(asked) == sorted((address, "read") for address in strategy.cluster_resolver.ps)
+    assert sorted(requests) == sorted((address, "read") for address in strategy.cluster_resolver.ps)
     assert values["w"].tolist() == values["rest"][2].tolist() == [[0, 1], [2, 3], [4, 5]]
     assert (values["rest"][0].tolist(), values["rest"][1]) == ([1.0], 2.0)
     assert (values["here"][0].tolist(), values["here"][1:]) == ([7.0], [5, None])

@@ -69,15 +69,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, int | None, str]] = {
 
 
 @pytest.mark.parametrize(
-    ("jobs", "task_type", "task_id", "told"), REFUSED.values(), ids=REFUSED.keys()
+    ("jobs", "task_type", "task_id", "message"), REFUSED.values(), ids=REFUSED.keys()
 )
 def test_bad_cluster_is_refused(
-    jobs: dict[str, Any], task_type: str | None, task_id: int | None, told: str
+    jobs: dict[str, Any], task_type: str | None, task_id: int | None, message: str
 ) -> None:
     resolver = zd.resolvers.SimpleClusterResolver(
         zd.ClusterSpec(jobs), task_type=task_type, task_id=task_id
     )
-    with pytest.raises(ValueError, match=told.replace("(", r"\(")):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         connect(resolver)
 
 
@@ -118,9 +118,9 @@ def test_empty_environment_has_no_cluster(
 
 
 def test_local_cluster_without_ps_is_refused() -> None:
-    told = r"There must be at least one ps\. This local_cluster has none"
+    message = r"There must be at least one ps\. This local_cluster has none"
     with (
         zd.local_cluster(workers=1, processes=False) as cluster,
-        pytest.raises(ValueError, match=told),
+        pytest.raises(ValueError, match=message),
     ):
         connect(cluster)

@@ -80,15 +80,15 @@ def test_server_config_sets_slots_and_processes(cluster: Clusters, connected: Co
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({"slots": 0}, r"config\['slots'\] is 0, wants 1 to 4096"),
         ({"slots": True}, r"config\['slots'\] is True"),
         ({"worker_processes": 1}, r"config\['worker_processes'\] is 1, wants True or False"),
     ],
 )
-def test_bad_server_config_is_refused(config: dict[str, Any], told: str) -> None:
-    with pytest.raises(errors.InvalidArgumentError, match=told):
+def test_bad_server_config_is_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match=message):
         zd.Server({"worker": ["localhost:0"]}, config=config)
 
 
@@ -171,16 +171,16 @@ def test_silent_tasks_are_named_with_reason(cluster: Clusters) -> None:
     servers.kill("ps", 0)
     with pytest.raises(errors.UnavailableError) as caught:
         connect(servers.spec, timeout=4.0)  # for those that are there
-    told = caught.value.message
-    assert told.startswith("not all tasks of the cluster answered within 4 s: ")
+    message = caught.value.message
+    assert message.startswith("not all tasks of the cluster answered within 4 s: ")
     absent = (("worker:1", servers.spec["worker"][1]), ("ps:0", servers.spec["ps"][0]))
     for name, address in absent:
         port = address.rpartition(":")[2]
         assert (
-            f"{name} at {address}: 127.0.0.1 is up, and no process listens on port {port}" in told
+            f"{name} at {address}: 127.0.0.1 is up, and no process listens on port {port}" in message
         )
-    assert "worker:0" not in told
-    assert "ps:1" not in told
+    assert "worker:0" not in message
+    assert "ps:1" not in message
 
 
 def test_tasks_may_start_after_the_program(cluster: Clusters, connected: Connect) -> None:
@@ -255,8 +255,8 @@ def test_second_program_is_refused_until_first_dies(
         hasty.setattr(recruitment_machine, "INVITE_PATIENCE_S", 0.3)
         with pytest.raises(errors.AlreadyExistsError) as caught:
             connected(servers.spec)
-    told = f"worker:0 at {servers.spec['worker'][0]} works for another program, whose dispatcher is at 127.0.0.1:"
-    assert told in caught.value.message
+    message = f"worker:0 at {servers.spec['worker'][0]} works for another program, whose dispatcher is at 127.0.0.1:"
+    assert message in caught.value.message
     first.send_signal(signal.SIGKILL)
     first.wait(30)
     found = connected(servers.spec)

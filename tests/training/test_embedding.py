@@ -45,7 +45,7 @@ def sparse(bags: list[list[Any]], dtype: Any = np.int64) -> Sparse:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Rows that variables are asked for: (name, rows); a whole read fails."""
     seen: list[Any] = []
     some = LocalStorage.rows
@@ -61,13 +61,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-def test_lookup_sends_one_request_per_shard(asked: list[Any]) -> None:
+def test_lookup_sends_one_request_per_shard(requests: list[Any]) -> None:
     table = table_of(3)
     assert table.embedding_lookup([4, 0, 3, 4]).tolist() == [[9, 10], [1, 2], [7, 8], [9, 10]]
-    assert asked == [("table/part_0", [0]), ("table/part_1", [1]), ("table/part_2", [0, 0])]
+    assert requests == [("table/part_0", [0]), ("table/part_1", [1]), ("table/part_2", [0, 0])]
 
 
-def test_ids_of_any_shape(asked: list[Any]) -> None:
+def test_ids_of_any_shape(requests: list[Any]) -> None:
     table = table_of(2)
     assert np.array_equal(embedding_lookup(table, [[0, 1], [4, 2]]), VALUES[[[0, 1], [4, 2]]])
     assert np.array_equal(embedding_lookup(table, 3), VALUES[3])
@@ -75,14 +75,14 @@ def test_ids_of_any_shape(asked: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["one variable", "a list", "shards"])
-def test_table_of_variables_or_shards(kind: str, asked: list[Any]) -> None:
+def test_table_of_variables_or_shards(kind: str, requests: list[Any]) -> None:
     tables = {
         "one variable": Variable(VALUES, name="table"),
         "a list": [Variable(VALUES[:3], name="v0"), Variable(VALUES[3:], name="v1")],
         "shards": table_of(4),
     }
     assert np.array_equal(embedding_lookup(tables[kind], [3, 0]), VALUES[[3, 0]])
-    assert sum(len(rows) for _, rows in asked) == 2
+    assert sum(len(rows) for _, rows in requests) == 2
 
 
 def test_rows_of_tables_are_consecutive() -> None:
@@ -91,13 +91,13 @@ def test_rows_of_tables_are_consecutive() -> None:
 
 
 @pytest.mark.parametrize("bad", [5, -1])
-def test_bad_id_is_refused_without_request(bad: int, asked: list[Any]) -> None:
+def test_bad_id_is_refused_without_request(bad: int, requests: list[Any]) -> None:
     text = f"variable 'table': index {bad} is out of range: the indices are 0 to 4"
     with pytest.raises(InvalidArgumentError, match=text):
         embedding_lookup(table_of(2), [0, bad])
     with pytest.raises(InvalidArgumentError, match="'v0', 'v1'"):
         embedding_lookup([Variable(VALUES[:3], name="v0"), Variable(VALUES[3:], name="v1")], [bad])
-    assert asked == []
+    assert requests == []
 
 
 def test_bad_table_is_refused() -> None:
@@ -120,7 +120,7 @@ def test_long_rows_are_shortened() -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 5])
-def test_sparse_lookup_is_the_mean_of_bags(shards: int, asked: list[Any]) -> None:
+def test_sparse_lookup_is_the_mean_of_bags(shards: int, requests: list[Any]) -> None:
     ids = [[0, 3], [4], [1]]
     for bags in (
         ids,
@@ -131,29 +131,29 @@ def test_sparse_lookup_is_the_mean_of_bags(shards: int, asked: list[Any]) -> Non
         assert embedding_lookup_sparse(table_of(shards), bags).tolist() == [[4, 5], [9, 10], [3, 4]]
 
 
-def test_shared_row_is_moved_once(asked: list[Any]) -> None:
+def test_shared_row_is_moved_once(requests: list[Any]) -> None:
     found = embedding_lookup_sparse(table_of(2), [[4, 4, 0], [4], [0, 4]], combiner="sum")
     assert found.tolist() == [[19, 22], [9, 10], [10, 12]]
-    assert asked == [("table/part_0", [0]), ("table/part_1", [1])]
+    assert requests == [("table/part_0", [0]), ("table/part_1", [1])]
 
 
 @pytest.mark.parametrize(
-    ("combiner", "told"),
+    ("combiner", "message"),
     [
         ("sum", [[15, 18], [4.5, 5], [0, 0]]),
         ("mean", [[5, 6], [9, 10], [0, 0]]),
         ("sqrtn", [[15 / 5**0.5, 18 / 5**0.5], [9, 10], [0, 0]]),
     ],
 )
-def test_weights_count_and_empty_bag_is_zero(combiner: str, told: Any) -> None:
+def test_weights_count_and_empty_bag_is_zero(combiner: str, message: Any) -> None:
     ids, weights = [[0, 3], [4], []], [[2, 1], [0.5], []]
-    told[0] = (
+    message[0] = (
         np.add(np.multiply(VALUES[0], 2), VALUES[3])
         / {"sum": 1, "mean": 3, "sqrtn": 5**0.5}[combiner]
     )
     for form in (lambda bags: bags, sparse):
         given = form(weights) if form is not sparse else sparse(weights, F32)
-        assert np.allclose(embedding_lookup_sparse(table_of(2), form(ids), given, combiner), told)
+        assert np.allclose(embedding_lookup_sparse(table_of(2), form(ids), given, combiner), message)
 
 
 def test_bags_of_several_axes() -> None:
@@ -182,7 +182,7 @@ def test_exact_dtype_of_sums() -> None:
     assert embedding_lookup_sparse(whole, [[0, 1]]).tolist() == [[1.5]]
 
 
-def test_safe_lookup_drops_invalid_ids(asked: list[Any]) -> None:
+def test_safe_lookup_drops_invalid_ids(requests: list[Any]) -> None:
     ids, weights = [[0, -1], [4], [1]], [[1.0, 1.0], [-1.0], [1.0]]
     for shards in (1, 3):
         table = table_of(shards)
@@ -191,7 +191,7 @@ def test_safe_lookup_drops_invalid_ids(asked: list[Any]) -> None:
             [0, 0],
             [3, 4],
         ]
-    assert all(4 not in rows for name, rows in asked if name == "table/part_0")
+    assert all(4 not in rows for name, rows in requests if name == "table/part_0")
 
 
 def test_safe_lookup_fills_empty_bags() -> None:
@@ -217,7 +217,7 @@ def test_negative_weights_count_in_sum() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "weights", "combiner", "error", "told"),
+    ("ids", "weights", "combiner", "error", "message"),
     [
         ([[0], [1]], None, "median", ValueError, "one of mean, sqrtn, sum"),
         ([[0], [1]], [[1.0, 1.0], []], "sum", ValueError, "weights must have the form"),
@@ -251,7 +251,7 @@ def test_negative_weights_count_in_sum() -> None:
     ],
 )
 def test_unfit_weights_are_refused(
-    ids: Any, weights: Any, combiner: str, error: type[Exception], told: str
+    ids: Any, weights: Any, combiner: str, error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         embedding_lookup_sparse(table_of(2), ids, weights, combiner)

@@ -284,10 +284,10 @@ class Moved:
         self._before = self._total()
 
     def _total(self) -> int:
-        told = [client_of(address).status().get_value() for address in self._addresses]
+        message = [client_of(address).status().get_value() for address in self._addresses]
         return sum(
             one["bytes_out"]
-            for each in told
+            for each in message
             for one in each["variables"]
             if one["session"] == self._session
         )

@@ -25,7 +25,7 @@ def test_base_partitioner_is_abstract() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shards", "shape", "told"),
+    ("shards", "shape", "message"),
     [
         (2, [10, 3], [2, 1]),
         (10, [3, 3], [3, 1]),
@@ -35,12 +35,12 @@ def test_base_partitioner_is_abstract() -> None:
         (2, [0, 3], [1, 1]),
     ],
 )
-def test_fixed_shards_up_to_rows(shards: int, shape: Any, told: list[int]) -> None:
-    assert partitioners.FixedShardsPartitioner(shards)(shape, F32) == told
+def test_fixed_shards_up_to_rows(shards: int, shape: Any, message: list[int]) -> None:
+    assert partitioners.FixedShardsPartitioner(shards)(shape, F32) == message
 
 
 @pytest.mark.parametrize(
-    ("shape", "arguments", "told"),
+    ("shape", "arguments", "message"),
     [
         ([6, 1], {"min_shard_bytes": 4, "max_shards": 2}, [2, 1]),
         ([6, 1], {"min_shard_bytes": 4, "max_shards": 10}, [6, 1]),
@@ -52,12 +52,12 @@ def test_fixed_shards_up_to_rows(shards: int, shape: Any, told: list[int]) -> No
         ([0, 3], {"min_shard_bytes": 1, "max_shards": 4}, [1, 1]),
     ],
 )
-def test_min_size_shards(shape: list[int], arguments: dict[str, int], told: list[int]) -> None:
-    assert partitioners.MinSizePartitioner(**arguments)(shape, F32) == told
+def test_min_size_shards(shape: list[int], arguments: dict[str, int], message: list[int]) -> None:
+    assert partitioners.MinSizePartitioner(**arguments)(shape, F32) == message
 
 
 @pytest.mark.parametrize(
-    ("shape", "arguments", "told"),
+    ("shape", "arguments", "message"),
     [
         ([6, 1], {"max_shard_bytes": 4}, [6, 1]),
         ([6, 1], {"max_shard_bytes": 4, "max_shards": 2}, [2, 1]),
@@ -69,8 +69,8 @@ def test_min_size_shards(shape: list[int], arguments: dict[str, int], told: list
         ([4, 0], {"max_shard_bytes": 1}, [4, 1]),
     ],
 )
-def test_max_size_shards(shape: list[int], arguments: dict[str, int], told: list[int]) -> None:
-    assert partitioners.MaxSizePartitioner(**arguments)(shape, F32) == told
+def test_max_size_shards(shape: list[int], arguments: dict[str, int], message: list[int]) -> None:
+    assert partitioners.MaxSizePartitioner(**arguments)(shape, F32) == message
 
 
 def test_element_size_is_that_of_the_dtype() -> None:
@@ -102,7 +102,7 @@ def test_bad_numbers_and_axes_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("rows", "shards", "told"),
+    ("rows", "shards", "message"),
     [
         (13, 5, [3, 3, 3, 2, 2]),
         (10, 4, [3, 3, 2, 2]),
@@ -112,21 +112,21 @@ def test_bad_numbers_and_axes_are_refused(
         (0, 1, [0]),
     ],
 )
-def test_first_shards_have_one_more_row(rows: int, shards: int, told: list[int]) -> None:
+def test_first_shards_have_one_more_row(rows: int, shards: int, message: list[int]) -> None:
     offsets = offsets_of(rows, shards)
-    assert [high - low for low, high in pairwise(offsets)] == told
+    assert [high - low for low, high in pairwise(offsets)] == message
     assert (offsets[0], offsets[-1]) == (0, rows)
 
 
 def test_partitioner_is_called_by_keywords() -> None:
-    asked = []
+    requests = []
 
     def partitioner(*, shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[int]:
-        asked.append((shape, dtype))
+        requests.append((shape, dtype))
         return [2, 1]
 
     assert shards_of(partitioner, [5, 2], F32) == 2
-    assert asked == [((5, 2), np.dtype(F32))]
+    assert requests == [((5, 2), np.dtype(F32))]
 
 
 def test_shards_up_to_rows_and_scalar_is_whole() -> None:
@@ -155,10 +155,10 @@ class Identity:
     """An initializer that can make a part, and says which."""
 
     def __init__(self) -> None:
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
 
     def __call__(self, shape: Any, dtype: Any, **part: Any) -> Any:
-        self.asked.append(part)
+        self.requests.append(part)
         rows, _ = part["partition_shape"]
         first, _ = part["partition_offset"]
         return np.eye(*shape, dtype=dtype)[first : first + rows]
@@ -203,7 +203,7 @@ def test_part_initializer_never_makes_the_whole() -> None:
     initial = Initial.of("w", functools.partial(identity, (4, 4), F32), (4, 4), F32)
     parts = [initial.rows(0, 2), initial.rows(2, 4)]
     assert np.array_equal(np.concatenate([part() for part in parts]), np.eye(4, dtype=F32))  # type: ignore[operator]
-    assert identity.asked == [
+    assert identity.requests == [
         {"partition_shape": (2, 4), "partition_offset": (0, 0)},
         {"partition_shape": (2, 4), "partition_offset": (2, 0)},
     ]
@@ -235,7 +235,7 @@ def test_wrong_initializer_shape_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "shape", "told"),
+    ("value", "shape", "message"),
     [
         (None, None, "needs an initial_value"),
         (
@@ -246,8 +246,8 @@ def test_wrong_initializer_shape_is_refused() -> None:
         ([object()], None, "cannot hold"),
     ],
 )
-def test_unfit_value_is_refused(value: Any, shape: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=f"variable 'w' {told}"):
+def test_unfit_value_is_refused(value: Any, shape: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"variable 'w' {message}"):
         Initial.of("w", value, shape, None)
 
 

@@ -42,7 +42,7 @@ def rows(values: Any, indices: Any, dtype: Any = F32) -> IndexedSlices:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What variables are asked for: (name, "all" or the rows)."""
     seen: list[Any] = []
     read, some = LocalStorage.read, LocalStorage.rows
@@ -167,18 +167,18 @@ def test_handles_compare_by_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("update", "told"),
+    ("update", "message"),
     [
         ("assign", [[4], [3], [2], [1]]),
         ("assign_add", [[4], [4], [4], [4]]),
         ("assign_sub", [[-4], [-2], [0], [2]]),
     ],
 )
-def test_shards_are_updated_by_rows(update: str, told: Any) -> None:
+def test_shards_are_updated_by_rows(update: str, message: Any) -> None:
     table = sharded([[0], [1], [2], [3]], (1, 2, 1))
     assert getattr(table, update)(np.array([[4], [3], [2], [1]])) is table
-    assert table.numpy().tolist() == told
-    assert [shard.numpy().tolist() for shard in table] == [told[:1], told[1:3], told[3:]]
+    assert table.numpy().tolist() == message
+    assert [shard.numpy().tolist() for shard in table] == [message[:1], message[1:3], message[3:]]
 
 
 def test_tensorflow_arguments_are_accepted() -> None:
@@ -314,21 +314,21 @@ def test_sparse_read_keeps_order() -> None:
         table.sparse_read([0.5])
 
 
-def test_gather_nd_is_like_one_array(asked: list[Any]) -> None:
+def test_gather_nd_is_like_one_array(requests: list[Any]) -> None:
     value = np.arange(24).reshape(4, 3, 2)
     table = sharded(value, 2)
     assert table.gather_nd([[3, 2, 1], [0, 0, 0]]).tolist() == [23, 0]
     assert table.gather_nd([[[3, 2]], [[0, 1]]]).tolist() == [[[22, 23]], [[2, 3]]]
-    assert asked == [("table/part_0", [0]), ("table/part_1", [1])] * 2
+    assert requests == [("table/part_0", [0]), ("table/part_1", [1])] * 2
     assert np.array_equal(table.gather_nd([2]), value[2])
     for bad in ([[0, 3]], [[4]], [[-1]], [[0, 0, 0, 0]], 0):
         with pytest.raises(InvalidArgumentError, match="'table'"):
             table.gather_nd(bad)
 
 
-def test_requests_go_only_to_needed_shards(asked: list[Any]) -> None:
+def test_requests_go_only_to_needed_shards(requests: list[Any]) -> None:
     table = sharded(np.arange(9).reshape(9, 1), 3)
-    for read, told in (
+    for read, message in (
         (lambda: table.sparse_read([8, 0, 7]), [("table/part_0", [0]), ("table/part_2", [2, 1])]),
         (lambda: table[4], [("table/part_1", [1])]),
         (lambda: table[2:4], [("table/part_0", [2]), ("table/part_1", [0])]),
@@ -346,9 +346,9 @@ def test_requests_go_only_to_needed_shards(asked: list[Any]) -> None:
         (lambda: table[[8, 2]], [("table/part_0", [2]), ("table/part_2", [2])]),
         (lambda: table[:, 0], [(f"table/part_{place}", "all") for place in range(3)]),
     ):
-        asked.clear()
+        requests.clear()
         read()
-        assert asked == told
+        assert requests == message
 
 
 def test_requests_start_before_waits(
@@ -358,7 +358,7 @@ def test_requests_start_before_waits(
 
     class Later:
         def __init__(self, pending: Any) -> None:
-            seen.append("asked")
+            seen.append("requests")
             self._pending = pending
 
         def get_value(self) -> Any:
@@ -379,7 +379,7 @@ def test_requests_start_before_waits(
     ):
         seen.clear()
         ask()
-        assert seen == ["asked"] * 3 + ["waited"] * 3
+        assert seen == ["requests"] * 3 + ["waited"] * 3
 
 
 def test_error_is_raised_after_all_shards(
@@ -511,7 +511,7 @@ def test_random_slices_are_like_one_array() -> None:
             assert np.array_equal(table[key], MATRIX[key]), (count, key)
 
 
-def test_bad_index_is_refused_first(asked: list[Any]) -> None:
+def test_bad_index_is_refused_first(requests: list[Any]) -> None:
     table = sharded(MATRIX, 3)
     cases: list[tuple[Any, type[Exception], str]] = [
         (8, IndexError, "out of bounds"),
@@ -532,10 +532,10 @@ def test_bad_index_is_refused_first(asked: list[Any]) -> None:
         (slice(Variable(np.array(1)), None), TypeError, "not allowed"),
         ((0, Variable(np.array(1))), TypeError, "not allowed"),
     ]
-    for key, error, told in cases:
-        with pytest.raises(error, match=told):
+    for key, error, message in cases:
+        with pytest.raises(error, match=message):
             table[key]
-        assert [what for what in asked if what[1] == "all"] == [], (
+        assert [what for what in requests if what[1] == "all"] == [], (
             f"something has moved for {key!r}"
         )
 
@@ -619,7 +619,7 @@ def test_numpy_functions_take_it() -> None:
     assert 4 in table
 
 
-def test_operator_never_changes_a_variable(asked: list[Any]) -> None:
+def test_operator_never_changes_a_variable(requests: list[Any]) -> None:
     table = sharded([1, 2], 2)
     with pytest.raises(
         TypeError, match=r"'table' is not changed by an operator such as \+=: use assign_add"

@@ -220,7 +220,7 @@ def test_unfit_gradient_is_refused_first(made: Any) -> None:
     with strategy.scope():
         variable = zd.Variable(np.zeros(2))
     grad = np.ones(2)
-    for wrong, kind, told in (
+    for wrong, kind, message in (
         (
             lambda: variable.apply(zd.optimizers.SGD, grad),
             errors.InvalidArgumentError,
@@ -233,7 +233,7 @@ def test_unfit_gradient_is_refused_first(made: Any) -> None:
             r"pairs \(gradient, variable\)",
         ),
     ):
-        with pytest.raises(kind, match=told):
+        with pytest.raises(kind, match=message):
             wrong()
     assert variable.version == 1
 
@@ -410,7 +410,7 @@ def test_strategy_stub_runs_and_reduces(
         results = anywhere.run(lambda a, b: a + b, args=(1,), kwargs={"b": 2})
         total = anywhere.reduce("sum", results, axis=None)
         extended = anywhere.extended
-        told = (
+        message = (
             extended._num_workers,
             extended._num_ps,
         )  # reach: TensorFlow's own names, which a stub has too
@@ -418,13 +418,13 @@ def test_strategy_stub_runs_and_reduces(
             type(anywhere).__name__,
             total,
             anywhere.gather(results, axis=0),
-            (anywhere.num_replicas_in_sync, *told),
+            (anywhere.num_replicas_in_sync, *message),
             anywhere.experimental_local_results(3),
         )
 
-    kind, total, gathered, told, local = coordinator.schedule(step).fetch()
+    kind, total, gathered, message, local = coordinator.schedule(step).fetch()
     assert (kind, total, gathered) == ("StrategyStub", 3, 3)
-    assert told == (1, 2, len(anywhere.cluster_resolver.ps))
+    assert message == (1, 2, len(anywhere.cluster_resolver.ps))
     assert local == (3,)
 
 
@@ -487,13 +487,13 @@ def test_scheduled_function_makes_no_variable(
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> int:
-    told = [
+    message = [
         record
         for record in caplog.records
         if "without ClusterCoordinator.schedule" in record.getMessage()
     ]
     caplog.clear()
-    return len(told)
+    return len(message)
 
 
 def test_run_outside_functions_warns(

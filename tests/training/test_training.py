@@ -76,10 +76,10 @@ def test_dataset_function_makes_no_variable(strategy: zd.ParameterServerStrategy
         return Dataset.range(3)
 
     made = coordinator.create_per_worker_dataset(dataset_fn)
-    told = "ValueError.*dataset function cannot make a Variable"
-    with pytest.raises(errors.ClosureInputError, match=told):
+    message = "ValueError.*dataset function cannot make a Variable"
+    with pytest.raises(errors.ClosureInputError, match=message):
         coordinator.schedule(next, (iter(made),)).fetch()
-    with pytest.raises(errors.ClosureInputError, match=told):
+    with pytest.raises(errors.ClosureInputError, match=message):
         coordinator.join()
 
 

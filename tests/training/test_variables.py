@@ -83,11 +83,11 @@ def there(
     """there(): the names of the strategy's variables at the parameter servers."""
 
     def there() -> list[str]:
-        told = [
+        message = [
             client.client_of(address).status().get_value()["variables"] for address in threads.ps
         ]
         return sorted(
-            each["name"] for about in told for each in about if each["session"] == strategy.session
+            each["name"] for about in message for each in about if each["session"] == strategy.session
         )
 
     return there
@@ -187,7 +187,7 @@ def test_initial_values_of_a_variable(
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({}, "needs an initial_value"),
         ({"initial_value": object()}, "no array"),
@@ -196,8 +196,8 @@ def test_initial_values_of_a_variable(
         ({"initial_value": 1.0, "synchronization": "never"}, "synchronization"),
     ],
 )
-def test_bad_variable_is_refused(make: Any, given: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_bad_variable_is_refused(make: Any, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         make(**given)
 
 
@@ -439,10 +439,10 @@ def test_variables_work_in_scheduled_functions(anywhere: zd.ParameterServerStrat
             v.trainable,
         )
 
-    rows, places, total, one, swapped, *told = coordinator.schedule(step).fetch()
+    rows, places, total, one, swapped, *message = coordinator.schedule(step).fetch()
     assert rows.tolist() == [[4.5, 5.5], [-0.5, 0.5]]
     assert (places.tolist(), total, one, swapped) == ([0.0], 6.0, 0.0, True)
-    assert told == ["Variable", (3, 2), True]
+    assert message == ["Variable", (3, 2), True]
 
 
 def test_local_variable_stays_in_its_process(coordinator: ClusterCoordinator) -> None:
@@ -480,8 +480,8 @@ def test_variable_keeps_session_of_lost_strategy(threads: zd.local_cluster) -> N
     own = client.PsClient(threads.ps[0], threads.credentials)
 
     def variables() -> int:
-        told = own.status().get_value()["variables"]
-        return [each["session"] for each in told].count(session)
+        message = own.status().get_value()["variables"]
+        return [each["session"] for each in message].count(session)
 
     del strategy
     gc.collect()

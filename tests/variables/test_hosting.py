@@ -210,10 +210,10 @@ def test_rows_out_of_range_name_the_variable(client: PsClient, make: Make) -> No
 
 def test_update_changes_each_variable_once(client: PsClient, make: Make) -> None:
     first, second = make([1, 2]), make([3, 4])
-    told = client.update(
+    message = client.update(
         [(first, c.add(first, [1, 1])), (second, c.assign(second, [0, 0]))], want=True
     ).get_value()
-    assert [outcome.value.tolist() for outcome in told] == [[2, 3], [0, 0]]
+    assert [outcome.value.tolist() for outcome in message] == [[2, 3], [0, 0]]
     with pytest.raises(InvalidArgumentError, match="names a variable twice"):
         client.update([(first, c.add(first, [1, 1])), (first, c.add(first, [1, 1]))]).get_value()
 
@@ -382,9 +382,9 @@ def test_status_has_variables_and_their_cost(client: PsClient, make: Make) -> No
     ref = make([1, 2])
     one(client, ref, c.apply(ref, Adam(), [1, 1]))
     value_of(client, ref)
-    told = client.status().get_value()
-    assert (told["task"], told["sessions"]) == ("ps:0", 1)
-    (figures,) = told["variables"]
+    message = client.status().get_value()
+    assert (message["task"], message["sessions"]) == ("ps:0", 1)
+    (figures,) = message["variables"]
     assert figures["name"] == "w"
     assert (figures["bytes"], figures["bytes_in"], figures["bytes_out"], figures["updates"]) == (
         24,
@@ -413,7 +413,7 @@ def test_integer_division_rounds_to_zero(client: PsClient, make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "first", "value", "told"),
+    ("dtype", "first", "value", "message"),
     [
         ("f4", [1, 2], [[1], [1, 2]], "lists of unequal lengths"),
         ("U3", ["abc", "d"], np.array(["abcd", "d"]), "cannot hold 'abcd'"),
@@ -427,7 +427,7 @@ def test_integer_division_rounds_to_zero(client: PsClient, make: Make) -> None:
     ],
 )
 def test_unfit_value_is_refused_by_name(
-    dtype: str, first: Any, value: Any, told: str, client: PsClient, make: Make
+    dtype: str, first: Any, value: Any, message: str, client: PsClient, make: Make
 ) -> None:
     ref = make(first, dtype)
     rows = IndexedSlices(value, np.arange(len(value))) if type(value) is np.ndarray else None
@@ -442,7 +442,7 @@ def test_unfit_value_is_refused_by_name(
             else [lambda: c.scatter(ref, "add", rows), lambda: c.apply(ref, SGD(1.0), rows)]
         ),
     ):
-        with pytest.raises(InvalidArgumentError, match=f"'w' on ps:0.*{told}"):
+        with pytest.raises(InvalidArgumentError, match=f"'w' on ps:0.*{message}"):
             change()
 
 

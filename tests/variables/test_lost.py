@@ -76,10 +76,10 @@ def test_step_of_lost_connection_counts_once(client: PsClient, make: Make, wire:
     before = wire.taken
     wire.cut()
     until(lambda: wire.taken > before)
-    told = client.update(
+    message = client.update(
         [(ref, c.apply(ref, SGD(1.0), [3]))], step=0, workers_per_step=2, want=True
     ).get_value()
-    assert told[0].value.tolist() == [8]
+    assert message[0].value.tolist() == [8]
     waiting.join()
     assert gone.get_value() == [(2, True, None)]
 
@@ -116,13 +116,13 @@ def test_silence_counts_from_the_wait(client: PsClient, monkeypatch: pytest.Monk
         assert asking.wait(20)
         raise DeadlineExceededError(None, None, "no answer")
 
-    told: list[str] = []
+    message: list[str] = []
 
     def reach() -> None:
         try:
             client.reach(10.0)
         except UnavailableError as error:
-            told.append(error.message)
+            message.append(error.message)
 
     client.reached = False
     with monkeypatch.context() as slow:
@@ -136,7 +136,7 @@ def test_silence_counts_from_the_wait(client: PsClient, monkeypatch: pytest.Monk
         asking.set()
         for thread in threads:
             thread.join()
-    assert told == [f"no reply from {client.address} for 12.0 s"] * 2
+    assert message == [f"no reply from {client.address} for 12.0 s"] * 2
 
 
 # -- processes -------------------------------------------------------------------------------------

@@ -54,8 +54,8 @@ def test_update_reaches_the_variable_without_it(client: PsClient, make: Make) ->
     changes = [(ref, c.add(ref, [1])) for ref in refs]
     client.update(changes, key="a").get_value()
     again = back(client, refs, saved(client, refs[:1]) + before)
-    told = client.update([(ref, c.add(ref, [1])) for ref in again], key="a").get_value()
-    assert told == [(2, True, None), (1001, True, None)]
+    message = client.update([(ref, c.add(ref, [1])) for ref in again], key="a").get_value()
+    assert message == [(2, True, None), (1001, True, None)]
     assert values(client, again) == [[1], [1]]
 
 

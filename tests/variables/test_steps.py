@@ -25,11 +25,11 @@ from zmqdist.variables.client import PsCall, PsClient, Ref
 def push(
     client: PsClient, refs: Ref | list[Ref], gradient: Any, step: int, k: int = 2, **how: Any
 ) -> PsCall:
-    told = [
+    message = [
         (ref, c.apply(ref, SGD(1.0), gradient))
         for ref in (refs if isinstance(refs, list) else [refs])
     ]
-    return client.update(told, step=step, workers_per_step=k, **how)
+    return client.update(message, step=step, workers_per_step=k, **how)
 
 
 def value_of(client: PsClient, ref: Ref) -> list[Any]:
@@ -103,14 +103,14 @@ def test_function_gets_the_mean(client: PsClient, make: Make) -> None:
         return value - gradient
 
     ref = make([10])
-    told = [
+    message = [
         client.update([(ref, c.apply(ref, take, [g]))], step=0, workers_per_step=2) for g in (1, 3)
     ]
-    assert [each.get_value()[0].version for each in told] == [2, 2]
-    told = [
+    assert [each.get_value()[0].version for each in message] == [2, 2]
+    message = [
         client.update([(ref, c.apply(ref, take, [g]))], step=1, workers_per_step=2) for g in (-1, 1)
     ]
-    for each in told:
+    for each in message:
         with pytest.raises(UnknownError, match="no slope"):
             each.get_value()
     assert value_of(client, ref) == [8]

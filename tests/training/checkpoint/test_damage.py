@@ -74,9 +74,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-@pytest.mark.parametrize(("damage", "told"), DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
 def test_damaged_shard_is_named_and_changes_nothing(
-    saved: Path, damage: Callable[[Path], None], told: str
+    saved: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     name = shard(saved, 1).name
     if damage is DAMAGE["a folder"][0]:
@@ -85,7 +85,7 @@ def test_damaged_shard_is_named_and_changes_nothing(
     else:
         damage(saved)
     a, emb = variable(np.full((1, 3), 7, np.float32)), variable(np.full((6, 3), 7, np.float32))
-    with pytest.raises(DataLossError, match=told) as caught:
+    with pytest.raises(DataLossError, match=message) as caught:
         zd.checkpoint.restore(str(saved), {"a": a, "emb": emb})
     assert str(saved / name) in str(caught.value)
     assert (a.numpy() == 7).all()
@@ -141,12 +141,12 @@ MANIFESTS: dict[str, tuple[Callable[[Path], Any], type[OpError], str]] = {
 }
 
 
-@pytest.mark.parametrize(("damage", "kind", "told"), MANIFESTS.values(), ids=MANIFESTS)
+@pytest.mark.parametrize(("damage", "kind", "message"), MANIFESTS.values(), ids=MANIFESTS)
 def test_bad_manifest_is_named(
-    saved: Path, damage: Callable[[Path], Any], kind: type[OpError], told: str
+    saved: Path, damage: Callable[[Path], Any], kind: type[OpError], message: str
 ) -> None:
     damage(saved)
-    with pytest.raises(kind, match=told) as caught:
+    with pytest.raises(kind, match=message) as caught:
         zd.checkpoint.load(str(saved))
     assert str(saved) in str(caught.value)
 

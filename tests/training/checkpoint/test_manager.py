@@ -280,13 +280,13 @@ def test_resumed_training_removes_the_end_mark(tmp_path: Path) -> None:
     assert not (tmp_path / "FINISHED").exists()
     manager.finish()
     CheckpointManager({"n": 1}, str(tmp_path)).save(3)
-    asked: list[bool] = []
+    requests: list[bool] = []
     seen = list(
         checkpoints_iterator(
-            str(tmp_path), timeout=0.0, timeout_fn=lambda: asked.append(True) or True
+            str(tmp_path), timeout=0.0, timeout_fn=lambda: requests.append(True) or True
         )
     )
-    assert ([number(path) for path in seen], asked) == ([3], [True])
+    assert ([number(path) for path in seen], requests) == ([3], [True])
 
 
 def test_iterator_ends_after_its_timeout(
@@ -294,18 +294,18 @@ def test_iterator_ends_after_its_timeout(
 ) -> None:
     assert list(checkpoints_iterator(str(tmp_path / "none"), timeout=0.0)) == []
     manager = CheckpointManager({"n": 1}, str(tmp_path))
-    asked: list[int] = []
+    requests: list[int] = []
 
     def over() -> bool:
-        asked.append(len(asked))
-        if len(asked) == 2:
+        requests.append(len(requests))
+        if len(requests) == 2:
             manager.save(9)
-        return len(asked) == 4
+        return len(requests) == 4
 
     assert [
         number(path) for path in checkpoints_iterator(str(tmp_path), timeout=0.0, timeout_fn=over)
     ] == [9]
-    assert len(asked) == 4
+    assert len(requests) == 4
 
 
 def test_deleted_checkpoint_is_not_found(tmp_path: Path) -> None:

@@ -300,10 +300,10 @@ WRONG_MODEL = {
 }
 
 
-@pytest.mark.parametrize(("given", "told"), WRONG_MODEL.values(), ids=WRONG_MODEL)
+@pytest.mark.parametrize(("given", "message"), WRONG_MODEL.values(), ids=WRONG_MODEL)
 @pytest.mark.parametrize("shards", [1, 2])
 def test_checkpoint_of_other_model_is_refused(
-    tmp_path: Path, given: dict[str, Any], told: str, shards: int
+    tmp_path: Path, given: dict[str, Any], message: str, shards: int
 ) -> None:
     path = zd.checkpoint.save(
         str(tmp_path / "c"), {"a": variable(rows(1), "a"), "w": sharded(rows(2), 2, "w")}
@@ -312,7 +312,7 @@ def test_checkpoint_of_other_model_is_refused(
     target: dict[str, Any] = {"a": a}
     for name, value in given.items():
         target[name] = sharded(value, shards, name) if np.shape(value) else variable(value, name)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         zd.checkpoint.restore(path, target)
     assert a.numpy().tolist() == (7 + rows(1)).tolist()
 
@@ -367,11 +367,11 @@ BAD_TO_SAVE: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "kind", "told"), BAD_TO_SAVE.values(), ids=BAD_TO_SAVE)
+@pytest.mark.parametrize(("given", "kind", "message"), BAD_TO_SAVE.values(), ids=BAD_TO_SAVE)
 def test_unsavable_value_is_refused_first(
-    tmp_path: Path, given: Any, kind: type[Exception], told: str
+    tmp_path: Path, given: Any, kind: type[Exception], message: str
 ) -> None:
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=message):
         zd.checkpoint.save(str(tmp_path / "c"), given)
     assert not list(tmp_path.iterdir())
 
@@ -388,12 +388,12 @@ BAD_TO_RESTORE: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "kind", "told"), BAD_TO_RESTORE.values(), ids=BAD_TO_RESTORE)
+@pytest.mark.parametrize(("given", "kind", "message"), BAD_TO_RESTORE.values(), ids=BAD_TO_RESTORE)
 def test_value_of_other_kind_is_refused(
-    tmp_path: Path, given: Any, kind: type[Exception], told: str
+    tmp_path: Path, given: Any, kind: type[Exception], message: str
 ) -> None:
     path = zd.checkpoint.save(str(tmp_path / "c"), {"n": 3})
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=message):
         zd.checkpoint.restore(path, given)
 
 

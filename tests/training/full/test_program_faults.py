@@ -109,8 +109,8 @@ def test_restarted_program_begins_clean(
         def variables() -> list[str]:
             with zd.ParameterServerStrategy(servers.spec):
                 # What a program has left is dropped when one opens a session.
-                told = client_of(servers.spec["ps"][0]).status().get_value()["variables"]
-            return [each["name"] for each in told if each["session"] != strategy.session]
+                message = client_of(servers.spec["ps"][0]).status().get_value()["variables"]
+            return [each["name"] for each in message if each["session"] != strategy.session]
 
         eventually(lambda: not variables(), "the ps drops what the first one had", WITHIN_S)
         for _ in range(4):

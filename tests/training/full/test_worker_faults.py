@@ -250,8 +250,8 @@ def test_lost_worker_counts_once_in_a_step(two: Program, tmp_path: Path) -> None
             mean.apply(zd.optimizers.SGD(1.0), np.array([gradient]), step=0)
 
         def pushed() -> bool:
-            told = client.status().get_value()["variables"]
-            return [each["bytes"] for each in told if each["session"] == strategy.session] == [16]
+            message = client.status().get_value()["variables"]
+            return [each["bytes"] for each in message if each["session"] == strategy.session] == [16]
 
         strategy.coordinator.schedule(push, (1.0,), worker=0)
         eventually(pushed, "the gradient waits in its step", WITHIN_S)
