@@ -52,7 +52,9 @@ def test_apply_sends_one_request_per_ps(made: Any, requests: list[Any]) -> None:
     strategy.apply(
         SGD(1.0), [*zip(grads, variables, strict=True), (0.5, outside), (None, variables[0])]
     )
-    assert sorted(requests) == sorted((address, "update") for address in strategy.cluster_resolver.ps)
+    assert sorted(requests) == sorted(
+        (address, "update") for address in strategy.cluster_resolver.ps
+    )
     for variable in variables[:4]:
         assert (variable.numpy() == 0.5).all()
     assert variables[4].numpy().tolist() == [[1, 1], [1, 1], [1, 1], [0.5, 0.5]]

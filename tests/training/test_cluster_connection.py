@@ -177,7 +177,8 @@ def test_silent_tasks_are_named_with_reason(cluster: Clusters) -> None:
     for name, address in absent:
         port = address.rpartition(":")[2]
         assert (
-            f"{name} at {address}: 127.0.0.1 is up, and no process listens on port {port}" in message
+            f"{name} at {address}: 127.0.0.1 is up, and no process listens on port {port}"
+            in message
         )
     assert "worker:0" not in message
     assert "ps:1" not in message

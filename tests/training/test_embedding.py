@@ -153,7 +153,9 @@ def test_weights_count_and_empty_bag_is_zero(combiner: str, message: Any) -> Non
     )
     for form in (lambda bags: bags, sparse):
         given = form(weights) if form is not sparse else sparse(weights, F32)
-        assert np.allclose(embedding_lookup_sparse(table_of(2), form(ids), given, combiner), message)
+        assert np.allclose(
+            embedding_lookup_sparse(table_of(2), form(ids), given, combiner), message
+        )
 
 
 def test_bags_of_several_axes() -> None:

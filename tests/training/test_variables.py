@@ -87,7 +87,10 @@ def there(
             client.client_of(address).status().get_value()["variables"] for address in threads.ps
         ]
         return sorted(
-            each["name"] for about in message for each in about if each["session"] == strategy.session
+            each["name"]
+            for about in message
+            for each in about
+            if each["session"] == strategy.session
         )
 
     return there

@@ -251,7 +251,9 @@ def test_lost_worker_counts_once_in_a_step(two: Program, tmp_path: Path) -> None
 
         def pushed() -> bool:
             message = client.status().get_value()["variables"]
-            return [each["bytes"] for each in message if each["session"] == strategy.session] == [16]
+            return [each["bytes"] for each in message if each["session"] == strategy.session] == [
+                16
+            ]
 
         strategy.coordinator.schedule(push, (1.0,), worker=0)
         eventually(pushed, "the gradient waits in its step", WITHIN_S)
