@@ -163,6 +163,7 @@ class CollectiveMethods:
                     )
                     results[position] = part if len(arrays) == 1 else part.copy()
                     start += array.size
+            # rows of different numbers cannot be packed with arrays of one shape
             for position, values in enumerate(rows):
                 if values is not None:
                     results[position] = operation.rows(signature, values, leaves[position], op)
@@ -377,6 +378,7 @@ class _Operation:
             yield
         except Exception as error:
             text = f"{self._group.tasks[self.rank]} could not take part: {type(error).__name__}: {error}"
+            # an error of another class has no code that could reach the other members
             failure = error if isinstance(error, OpError) else InvalidArgumentError(text)
             self._collectives.refuse(self._group, "nothing", failure)
             raise

@@ -74,6 +74,7 @@ def connect_to_cluster(
     )
     with _lock:
         global _connected
+        # leave the earlier cluster first, because the new server may want its port
         previous, _connected = _connected, None
         if previous is not None:
             previous.stop(0.0)

@@ -81,6 +81,7 @@ class TaskCoordination:
         me = node.me if node.me in self._members else None
         address = node.address if self.leads else node.spec.task_address(*self._leader)
         keeper = f"the leader {task_name(self._leader)}"
+        # the leader has bound some port, which only its own process knows
         if address.endswith(":0"):
             raise FailedPreconditionError(
                 f"{keeper} has port 0 in this cluster, so other tasks cannot know its "

@@ -117,6 +117,7 @@ def address_to_bind(address: str, host: str | None) -> str:
     """
     written, port = split(address)
     if host is None:
+        # behind an address translation the written host is none of this machine
         host = written if _is_here(written) else EVERYWHERE
     return join_address(host.strip("[]"), port)
 

@@ -67,6 +67,7 @@ def task_named(name: Any, me: Task) -> Task | None:
         device = Device.parse(name).canonical()
     except ValueError:
         return None
+    # a task has one device; any other would be a mistake
     if (device.replica, device.type, device.index) != (0, "CPU", 0):
         return None
     job = device.job or me[0]
@@ -177,6 +178,7 @@ class Node:
         try:
             security = credentials.server(host)
         except FailedPreconditionError as error:
+            # the user has chosen this host, so the error without an addition says it all
             if host != EVERYWHERE or bind_host is not None:
                 raise
             text = f"{address} of {task_name(me)} is no address of this host, so it would listen on all interfaces, but: "
@@ -300,12 +302,14 @@ class Node:
             clients = list(self._clients.values())
         until = time.monotonic() + grace_s
         try:
+            # first, while no other task knows of the stop, so that no wait names another task
             for end_waits in self.on_stop:
                 end_waits()
             if self.loop.running:
                 self.loop.run(self.service.say_goodbye, f"the server of {task_name(self.me)} stops")
             for fn in self.on_close:
                 fn(until)
+            # the port stays open until now, so that running calls get their replies
             self.service.stop(max(0.0, until - time.monotonic()))
         finally:
             for client in clients:

@@ -439,6 +439,7 @@ class Server(CollectiveMethods):
         self.stop()
 
     def __del__(self) -> None:
+        # the constructor may have failed before it made a node
         node = self.__dict__.get("_node")
         if node is not None and not self._stop_event.is_set():
             in_background("zmqdist-server-stop", _close, node, self._stop_event, GRACE_S)

@@ -292,6 +292,7 @@ class Session:
         1
         """
         cluster = self._get_cluster(self._due(timeout_in_ms), "list_tasks")
+        # a probe of the ports is quick, so that a missing task costs no time-out
         up = listening(cluster.addresses)
         due = time.monotonic() + TASK_PROBE_S
         replies = {
@@ -394,6 +395,7 @@ class Session:
             self._closed = True
             pending = tuple(self._pending)
             connections = [self._master, *self._other_connections.values()]
+        # end the operations of other threads, which would wait for their tasks otherwise
         for result in pending:
             result.cancel()
         due = time.monotonic() + _CLOSING_S
@@ -524,6 +526,7 @@ class Session:
         knows them."""
         name = connection.name
         # FAILED_PRECONDITION means that the client was closed before the call was made.
+        # the close of this session has ended the call, not the task
         if self._closed and error.error_code in (CANCELLED, FAILED_PRECONDITION):
             raise CancelledError(
                 f"{operation} on {name}: the session was closed (Session.close)"

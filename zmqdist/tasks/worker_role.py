@@ -148,7 +148,7 @@ class WorkerRole:
         with self._lock:
             if self._closed:
                 raise UnavailableError(f"{task_name(self._node.me)} is stopping")
-            # a worker that has ended by itself refuses nobody
+            # a worker that has ended by itself is no reason to refuse
             self._invited = [entry for entry in self._invited if not entry.worker.join(0)]
             if any(
                 (entry.dispatcher, entry.program) == (config.dispatcher_address, program)

@@ -101,6 +101,7 @@ def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> No
     for grad, variable in pairs:
         shares = variable.shares(grad) if isinstance(variable, ShardedVariable) else [grad]
         for part, share in zip(_parts(variable), shares, strict=True):
+            # a server would refuse the second, when the first has changed the variable already
             if part.storage.key in keys:
                 raise InvalidArgumentError(
                     f"{part.storage.ref} occurs twice in grads_and_vars: add up its "
@@ -114,6 +115,7 @@ def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> No
                 )
             else:
                 local.append((part.storage, change))
+    # a missing `step` raises before the first request is sent
     steps = [group[0][0].in_step(step) for group in by_session.values()]
     changes: list[Future] = [storage.change(change, optimizer) for storage, change in local]
     for ((ps, _), group), how in zip(by_session.items(), steps, strict=True):

@@ -148,6 +148,7 @@ class ClusterConnection:
         states: list[errors.UnavailableError | None] = []
         for index in workers:
             name = f"worker:{index}"
+            # a worker that is leaving still serves this program
             if rows.get(name, "") in ("alive", "leaving"):
                 states.append(None)
                 continue
@@ -246,6 +247,7 @@ class ClusterConnection:
         Args:
           shutdown_cluster: stop the servers of workers and ps as well, wherever they run.
         """
+        # the cluster belongs to the program that has forked this process
         if self._pid != os.getpid():
             # do nothing in a forked child, because the connection belongs to the parent
             return

@@ -182,6 +182,7 @@ def in_replica(replica: ReplicaContext | None) -> Iterator[None]:
     """Return a context manager that enters the context of a replica. If `replica` is None, it
     enters the cross-replica context of the current replica's strategy."""
     scopes, before = thread_state.scopes, thread_state.replica
+    # the cross-replica context of `merge_call` is inside the strategy's scope
     if replica is None and before is not None and before.strategy is not None:
         scopes = (*scopes, before.strategy)
     with entered(replica=replica, scopes=scopes):

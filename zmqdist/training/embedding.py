@@ -256,6 +256,7 @@ def _combined(params: Any, bags: Bags, combiner: str, max_norm: float | None) ->
     if combiner not in COMBINERS:
         raise ValueError(f"combiner must be one of {', '.join(COMBINERS)}, not {combiner!r}")
     check_type("max_norm", max_norm, float | None, "a number or None")
+    # each row is moved and shortened once, however many bags name it
     ids, positions = np.unique(bags.ids, return_inverse=True)
     rows = embedding_lookup(params, ids, max_norm)
     # sum float16 values as float32, which is more exact

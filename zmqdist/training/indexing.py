@@ -65,6 +65,7 @@ def select(key: Any, shape: Sequence[int]) -> Selection:
     whole_rows = all(item is Ellipsis for item in before) and all(
         item is Ellipsis or (isinstance(item, slice) and item == slice(None)) for item in after
     )
+    # the rows are in the order of the index already
     if whole_rows and isinstance(order, np.ndarray) and order.ndim == 1:
         # take all rows as they are, because they arrive in the order of the row numbers in the key
         order = slice(None)

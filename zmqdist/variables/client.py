@@ -112,6 +112,7 @@ class UpdateIds:
                     self._open.pop(number, None)
                 else:
                     self._loose[number] = call
+            # a call whose owner has dropped it is settled when it ends, not before: it may be repeated
             for number in [number for number, call in self._loose.items() if call.done()]:
                 del self._loose[number]
                 self._open.pop(number, None)
@@ -610,6 +611,8 @@ class PsClient:
             self._ids.settled(sequence, None)
             raise
         # Copy the arrays, because the request may be repeated after the caller has changed them.
+        # A repeated request must send the same bytes, so later changes by the caller must not reach
+        # them.
         if sources and not still:
             sources = [
                 bytes(source) if isinstance(source, memoryview) else source for source in sources
@@ -636,6 +639,7 @@ class PsClient:
                     self._rpc, PREFIX + "function", fn.digest, fn.blob, waits_for_server=False
                 )
                 send.get_value()
+                # the ps keeps no more functions than that, and forgets the oldest
                 if len(self._sent) >= PS_FUNCTIONS_MAX:
                     # The ps stores at most PS_FUNCTIONS_MAX functions, so it may have dropped any
                     # function that was sent before.
@@ -669,6 +673,7 @@ class PsClient:
                 raise UnavailableError(
                     f"no reply from {self.address} for {time.monotonic() - began:.1f} s"
                 ) from None
+            # the ps may have been restarted, and then it has none of the functions
             self._sent.clear()
             self.reached = True
 

@@ -85,6 +85,7 @@ def cast(value: Any, dtype: np.dtype[Any], subject: str) -> NDArray[Any]:
         except ValueError:
             shown = "lists of unequal lengths"
         raise InvalidArgumentError(f"{subject} is of {dtype}, which cannot hold {shown}") from None
+    # "same_kind" lets integers wrap round and texts be cut off
     if converted is not array and dtype.kind in "iuSUmM":
         changed = (converted if dtype.kind in "iu" else converted.astype(array.dtype)) != array
         lost = array[changed & (array == array)].tolist()  # NaT differs from itself
@@ -412,7 +413,7 @@ class HostedVariable:
         if op != "update":
             self._check_numbers()
         checked = self._rows(indices, rows)
-        # NumPy gives 0 and a warning, which nobody would see
+        # NumPy would give 0, with a warning that stays at the ps
         if op == "div" and self.storage.dtype.kind in "iu" and not checked[1].all():
             raise self.wrong("whole numbers cannot be divided by 0")
 

@@ -357,6 +357,7 @@ class VariableHost:
         with variable.lock:
             variable.drop_reason = why
             waiting: list[Any] = variable.steps.waiting()
+        # the loop alone may touch `_updates`
         for update, _ in waiting:
             self._service.soon(self._fail, update, AbortedError(f"{variable.label} {why}"))
 
@@ -393,6 +394,7 @@ class VariableHost:
         that the new variable continues: its version, and the slots and updates from `saved`.
         """
         record = self._session(session)
+        # `create` is repeated after a lost reply
         if number in record.variables:
             call.reply(_spec(record.variables[number]))
         else:
@@ -749,6 +751,7 @@ class VariableHost:
         total.add(gradient)
         if pushed.verdict != APPLIED:
             return []
+        # no gradient can reach these sums any more
         for number in (step, *pushed.dropped):
             variable.sums.pop(number, None)
         error: BaseException | None = None

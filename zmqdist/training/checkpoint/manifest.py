@@ -203,6 +203,7 @@ class Manifest(msgspec.Struct, frozen=True):
             raise storage.error_of(error, file) from error
         try:
             whole = json.loads(data)
+            # a newer format may have another checksum, so look at the number first
             if isinstance(whole["format"], int) and whole["format"] > FORMAT:
                 raise FailedPreconditionError(
                     f"{file} is of format {whole['format']}, and this zmqdist reads formats up to "

@@ -236,6 +236,7 @@ def _put(reader: CheckpointReader, name: str, leaf: Leaf) -> None:
         under_way = None
         for shard in shards_of(leaf.value):
             part = reader.rows(name, shard.start, shard.stop, cache)
+            # one shard is written while the next one is read
             if under_way is not None:
                 under_way.get_value()
             # the loop reads the next shard from disk while this shard is sent
