@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.tasks.tasks import cluster_of, start_child
+from tests.tasks.helpers import cluster_of, start_child
 from zmqdist.cluster.defs import ClusterDeviceFilters, ServerDef
 from zmqdist.errors import (
     AbortedError,

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from tests.coordination.helpers import until
-from tests.tasks.tasks import LARGE, Side, cluster, errors, same, together, until_announced, works
+from tests.tasks.helpers import LARGE, Side, cluster, errors, same, together, until_announced, works
 from zmqdist.collectives import (
     CollectiveCommunication,
     CollectiveHints,

@@ -14,7 +14,7 @@ import pytest
 
 from tests.coordination.helpers import until
 from tests.ports import free_addresses
-from tests.tasks.tasks import (
+from tests.tasks.helpers import (
     LARGE,
     Side,
     Silent,

@@ -14,7 +14,7 @@ import pytest
 
 from tests.coordination.helpers import until
 from tests.ports import free_addresses
-from tests.tasks.tasks import Side
+from tests.tasks.helpers import Side
 from zmqdist.errors import (
     INVALID_ARGUMENT,
     FailedPreconditionError,

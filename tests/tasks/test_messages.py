@@ -17,7 +17,7 @@ import pytest
 from tests.coordination.helpers import until
 from tests.launch.helpers import stop
 from tests.ports import free_addresses
-from tests.tasks.tasks import Side, cluster, state_of
+from tests.tasks.helpers import Side, cluster, state_of
 from zmqdist.errors import (
     RESOURCE_EXHAUSTED,
     UNAVAILABLE,

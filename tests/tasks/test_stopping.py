@@ -19,7 +19,7 @@ import pytest
 
 from tests.coordination.helpers import until
 from tests.ports import free_addresses
-from tests.tasks.tasks import LARGE, Side, Silent, cluster, state_of, together
+from tests.tasks.helpers import LARGE, Side, Silent, cluster, state_of, together
 from zmqdist.errors import (
     UNAVAILABLE,
     CancelledError,

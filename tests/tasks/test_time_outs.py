@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.tasks.tasks import cluster
+from tests.tasks.helpers import cluster
 from tests.time_outs import LONG, OVER, REFUSED, check_long, check_over, check_refused
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.tasks.server import Server

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
-from tests.training.faults import Program
+from tests.training.helpers import Program
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.launch.ports import Reserved
 from zmqdist.tasks.server import Server

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.training.faults import WITHIN_S, Program
+from tests.training.helpers import WITHIN_S, Program
 from zmqdist import errors
 
 pytestmark = pytest.mark.shares_cluster

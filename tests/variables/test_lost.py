@@ -17,7 +17,7 @@ import pytest
 import zmqdist as zd
 from tests.launch.helpers import stop
 from tests.variables.conftest import PROGRAM, SESSION, Make
-from tests.variables.middle import Wire
+from tests.variables.helpers import Wire
 from zmqdist import limits
 from zmqdist.errors import DeadlineExceededError, PSUnavailableError, UnavailableError
 from zmqdist.optimizers import SGD

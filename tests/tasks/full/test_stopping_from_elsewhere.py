@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.tasks.tasks import cluster_of, start_child
+from tests.tasks.helpers import cluster_of, start_child
 from zmqdist.tasks.session import Session
 
 Child = Callable[..., "subprocess.Popen[str]"]

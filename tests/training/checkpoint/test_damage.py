@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.training.checkpoint.made import sharded, variable
+from tests.training.helpers import sharded, variable
 from zmqdist.errors import (
     DataLossError,
     FailedPreconditionError,

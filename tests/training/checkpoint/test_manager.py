@@ -18,7 +18,7 @@ import pytest
 
 import zmqdist as zd
 from tests.scheduling.work import until
-from tests.training.checkpoint.made import variable
+from tests.training.helpers import variable
 from zmqdist.checkpoint import (
     Checkpoint,
     CheckpointManager,
@@ -167,7 +167,7 @@ def test_numbers_must_be_positive(tmp_path: Path, wrong: dict[str, Any]) -> None
 
 SAVING = """
 import os, sys, numpy as np, zmqdist as zd
-from tests.training.checkpoint.made import sharded
+from tests.training.helpers import sharded
 for _ in sys.stdin:  # each line asks for one more life of the program, forked, because importing NumPy takes longer than a life
     if pid := os.fork():
         os.waitpid(pid, 0)

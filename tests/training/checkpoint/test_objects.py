@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.training.checkpoint.made import sharded, variable
+from tests.training.helpers import sharded, variable
 from zmqdist.checkpoint import Checkpoint
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)

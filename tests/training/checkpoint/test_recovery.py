@@ -14,7 +14,7 @@ import pytest
 
 import zmqdist as zd
 from tests.launch.helpers import eventually
-from tests.training.checkpoint.made import shards_of
+from tests.training.helpers import shards_of
 from zmqdist.checkpoint import Checkpoint, CheckpointManager, Recovery
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.errors import PSUnavailableError

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.training.checkpoint.made import set_slots, sharded, slots_of, variable
+from tests.training.helpers import set_slots, sharded, slots_of, variable
 from zmqdist.training.checkpoint.manifest import Manifest
 
 

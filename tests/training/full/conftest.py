@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import zmqdist as zd
-from tests.training.faults import Program
+from tests.training.helpers import Program
 
 
 @pytest.fixture(params=[1, 2], ids=["1+1", "2+2"])

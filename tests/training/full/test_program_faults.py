@@ -13,7 +13,7 @@ import pytest
 import zmqdist as zd
 from tests.launch.helpers import eventually
 from tests.training.conftest import Cluster
-from tests.training.faults import PAUSE_S, WITHIN_S, Program
+from tests.training.helpers import PAUSE_S, WITHIN_S, Program
 from zmqdist.variables.client import client_of
 
 pytestmark = pytest.mark.shares_cluster

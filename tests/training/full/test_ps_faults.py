@@ -7,7 +7,7 @@ import pytest
 
 import zmqdist as zd
 from tests.launch.helpers import eventually
-from tests.training.faults import WITHIN_S, Program, heal
+from tests.training.helpers import WITHIN_S, Program, heal
 from tests.training.test_faults import (
     test_join_raises_unavailable_error_at_ps_failure,
     test_ps_preemption_error_type,

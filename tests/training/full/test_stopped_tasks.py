@@ -11,7 +11,7 @@ import pytest
 
 import zmqdist as zd
 from tests.launch.helpers import stop
-from tests.training.faults import PAUSE_S, WITHIN_S, Program
+from tests.training.helpers import PAUSE_S, WITHIN_S, Program
 from zmqdist import errors
 from zmqdist.scheduling.shared.config import WorkerConfig
 

@@ -14,7 +14,7 @@ import pytest
 
 import zmqdist as zd
 from tests.launch.helpers import eventually
-from tests.training.faults import PAUSE_S, WITHIN_S, Program, restart
+from tests.training.helpers import PAUSE_S, WITHIN_S, Program, restart
 from tests.training.test_faults import test_worker_preemption_midst_function
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator

@@ -1,14 +1,22 @@
-"""A training program on a cluster of processes whose tasks are killed and started again."""
+"""What the tests of training share: a program on a cluster of processes whose tasks are killed and
+started again, and variables for checkpoints."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 import zmqdist as zd
 from tests.launch.helpers import eventually
 from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.parameter_server import ShardedVariable, Variable
+from zmqdist.training.checkpoint.manifest import Part
+from zmqdist.training.checkpoint.structure import shards_of
 
 WITHIN_S = 30.0
 PAUSE_S = 0.01
@@ -90,3 +98,33 @@ def heal(cluster: zd.local_cluster) -> None:
     dead = [name for name in there if name not in cluster.pids]
     if dead:
         restart(cluster, *dead)
+
+
+# -- variables for the tests of checkpoints -----------------------------------------------------------
+
+
+def variable(value: Any, name: str = "v") -> Variable:
+    """A variable of this process."""
+    local: Variable = Variable(value, name=name)
+    return local
+
+
+def sharded(whole: Any, shards: int, name: str = "v") -> ShardedVariable:
+    """One that is cut into so many shards."""
+    pieces = np.array_split(np.asarray(whole), shards)
+    return ShardedVariable(
+        [Variable(piece, name=f"{name}/part_{i}") for i, piece in enumerate(pieces)], name
+    )
+
+
+def slots_of(target: Variable) -> dict[str, NDArray[Any]]:
+    """The slots of an unsharded variable."""
+    [shard] = shards_of(target)
+    return shard.read().slots
+
+
+def set_slots(target: Variable, **slots: Any) -> None:
+    """Give a variable, or its only shard, these slots: `Adam__m` for "Adam/m"."""
+    [shard] = shards_of(target)
+    arrays = {name.replace("__", "/"): np.asarray(array) for name, array in slots.items()}
+    shard.start_writing(Part(target.numpy(), arrays)).get_value()
