@@ -154,7 +154,7 @@ def in_the_wrong_order(rank: int, size: int, piece: Any, keep: Any) -> Any:
 
 HEARD = WatchedTasks.heard_from
 WATCH_ENDED = WatchedTasks.watch_ended
-GONE = vars(WatchedTasks)["_gone"]
+GONE = vars(WatchedTasks)["_report_loss"]
 
 
 def late_words_count(
@@ -340,7 +340,7 @@ BUGS: list[tuple[str, Simulate, Any, str, Any, str | tuple[str, ...]]] = [
         "the end of a task is forgotten",
         simulate_watches,
         WatchedTasks,
-        "_gone",
+        "_report_loss",
         end_is_forgotten,
         "watches W2",
     ),
