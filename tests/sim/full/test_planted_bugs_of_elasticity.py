@@ -46,7 +46,7 @@ def seen(**fields: Any) -> Plant:
     def alter(self: Elasticity, event: Any) -> Any:
         if not isinstance(event, ClusterSeen):
             return event
-        return replace(event, seen=tuple(replace(each, **fields) for each in event.seen))
+        return replace(event, seen=tuple(replace(worker, **fields) for worker in event.seen))
 
     return events(Elasticity, alter)
 
@@ -70,40 +70,41 @@ def bounded(kind: type, **fields: Any) -> Plant:
 def doubled(*kinds: type) -> Plant:
     return effects(
         Elasticity,
-        lambda self, event, made: [
-            each for one in made for each in [one] * (1 + isinstance(one, kinds))
+        lambda self, event, returned: [
+            copy for effect in returned for copy in [effect] * (1 + isinstance(effect, kinds))
         ],
     )
 
 
 def below_min(former: Any, self: Elasticity, event: Any, now: float) -> Any:
     before = self.wanted
-    made = former(self, event, now)
+    returned = former(self, event, now)
     drained = isinstance(event, WorkerEnded) and not event.restarts and event.in_order
     if drained and self.wanted == before == self.bounds.min:
         self.wanted -= 1
-    return made
+    return returned
 
 
-def too_many(self: Elasticity, event: Any, made: list[Any]) -> list[Any]:
-    started = any(isinstance(each, StartWorker) for each in made)
-    return [*made, StartWorker(50)] if started else made
+def too_many(self: Elasticity, event: Any, returned: list[Any]) -> list[Any]:
+    running = any(isinstance(effect, StartWorker) for effect in returned)
+    return [*returned, StartWorker(50)] if running else returned
 
 
-def into_used_indices(self: Elasticity, event: Any, made: list[Any]) -> list[Any]:
+def into_used_indices(self: Elasticity, event: Any, returned: list[Any]) -> list[Any]:
     used = self.leaving
     return [
-        StartWorker(used[0]) if used and isinstance(each, StartWorker) else each for each in made
+        StartWorker(used[0]) if used and isinstance(effect, StartWorker) else effect
+        for effect in returned
     ]
 
 
 def killed_at_once(former: Any, self: Elasticity, event: Any, now: float) -> Any:
     if not isinstance(event, SizeRequested):
         return former(self, event, now)
-    made = former(self, replace(event, grace_s=-10.0), now)
+    returned = former(self, replace(event, grace_s=-10.0), now)
     return [
-        replace(each, grace_s=event.grace_s) if isinstance(each, DrainWorker) else each
-        for each in made
+        replace(effect, grace_s=event.grace_s) if isinstance(effect, DrainWorker) else effect
+        for effect in returned
     ]
 
 
@@ -113,14 +114,14 @@ def grows_at_once(former: Any, self: Elasticity, event: Any, now: float) -> Any:
     return former(self, event, now)
 
 
-def no_reply(self: Elasticity, event: Any, made: list[Any]) -> list[Any]:
-    return [each for each in made if not isinstance(each, AcceptSize | RefuseSize)]
+def no_reply(self: Elasticity, event: Any, returned: list[Any]) -> list[Any]:
+    return [effect for effect in returned if not isinstance(effect, AcceptSize | RefuseSize)]
 
 
-def refused_and_changed(self: Elasticity, event: Any, made: list[Any]) -> list[Any]:
-    if any(isinstance(each, RefuseSize) and each.refused for each in made):
+def refused_and_changed(self: Elasticity, event: Any, returned: list[Any]) -> list[Any]:
+    if any(isinstance(effect, RefuseSize) and effect.refused for effect in returned):
         self.wanted = event.count
-    return made
+    return returned
 
 
 def keeps_idle_times(patch: pytest.MonkeyPatch) -> None:
@@ -160,17 +161,17 @@ BUGS: list[tuple[str, Plant, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("what", "plant", "said"), BUGS, ids=[bug[0] for bug in BUGS])
-def test_the_simulation_finds_that(
-    what: str, plant: Plant, said: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("bug_text", "plant", "promise"), BUGS, ids=[bug[0] for bug in BUGS])
+def test_simulation_finds_planted_bug(
+    bug_text: str, plant: Plant, promise: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    found = None
+    message = None
     for seed in range(SEEDS_MAX):
         try:
             simulate_elasticity(seed)
         except (AssertionError, KeyError, IndexError) as error:
-            found = str(error)
+            message = str(error)
             break
-    assert found is not None, f"no promise was seen broken in {SEEDS_MAX} seeds: {what}"
-    assert found.startswith(said)
+    assert message is not None, f"no promise was seen broken in {SEEDS_MAX} seeds: {bug_text}"
+    assert message.startswith(promise)

@@ -136,33 +136,33 @@ class ElasticitySim:
     @property
     def seen(self) -> tuple[SeenWorker, ...]:
         return tuple(
-            SeenWorker(index, SLOTS, each.leases, each.done, each.burden, each.refused)
-            for index, each in self.workers.items()
-            if each.registered
+            SeenWorker(index, SLOTS, worker.leases, worker.done, worker.burden, worker.refused)
+            for index, worker in self.workers.items()
+            if worker.registered
         )
 
     # -- events ------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        queued, seen = self.queued, self.seen
+        queued, records = self.queued, self.seen
         backlog = queued + sum(
-            max(0, each.leases - SLOTS) for index, each in self.held.items() if each.registered
+            max(0, item.leases - SLOTS) for index, item in self.held.items() if item.registered
         )
         if not backlog:
             self.backlog_since = None
         elif self.backlog_since is None:
             self.backlog_since = self.now
-        for each in self.workers.values():
-            if not each.registered:
+        for item in self.workers.values():
+            if not item.registered:
                 continue
-            if each.leases or each.burden:
-                each.idle_since = None
-            elif each.idle_since is None or each.seen_done != each.done:
-                each.idle_since = self.now
-            each.seen_done = each.done
-        starting = any(not each.registered and not each.failed for each in self.held.values())
-        running = sum(not each.failed for each in self.held.values())
-        for effect in self._handle(ClusterSeen(queued, seen)):
+            if item.leases or item.burden:
+                item.idle_since = None
+            elif item.idle_since is None or item.seen_done != item.done:
+                item.idle_since = self.now
+            item.seen_done = item.done
+        starting = any(not item.registered and not item.failed for item in self.held.values())
+        running = sum(not item.failed for item in self.held.values())
+        for effect in self._handle(ClusterSeen(queued, records)):
             match effect:
                 case StartWorker():
                     waited = (
@@ -190,11 +190,11 @@ class ElasticitySim:
         count = self.random.choice((0, 1, 1, 2, 3, 4, 5, 7, 9))
         force = self.random.random() < 0.2
         self.requests += 1
-        before, seen = self._state(), {each.index: each for each in self.seen}
+        before, records = self._state(), {item.index: item for item in self.seen}
         stays_before = dict(self.held)
-        event = SizeRequested(self.requests, count, GRACE_S, tuple(seen.values()), force)
+        event = SizeRequested(self.requests, count, GRACE_S, tuple(records.values()), force)
         effects = self._handle(event)
-        replies = [each for each in effects if isinstance(each, AcceptSize | RefuseSize)]
+        replies = [item for item in effects if isinstance(item, AcceptSize | RefuseSize)]
         self.promise(
             len(replies) == 1 and replies[0].request == self.requests,
             "P8: not one reply to a request",
@@ -214,18 +214,19 @@ class ElasticitySim:
             replies[0].count == count == self.machine.wanted, "P8: another size was accepted"
         )
         self.promise(count <= self.bounds.max, "P1: a size was accepted for which there is no room")
-        gone = [
+        removed = [
             index
-            for index, each in stays_before.items()
+            for index, item in stays_before.items()
             if self.workers.get(index) not in self.held.values()
-            and (index in replies[0].leaves or not each.failed)
+            and (index in replies[0].leaves or not item.failed)
         ]
         self.promise(
-            sorted(gone) == sorted(replies[0].leaves), "P8: other workers leave than the reply says"
+            sorted(removed) == sorted(replies[0].leaves),
+            "P8: other workers leave than the reply says",
         )
 
         def loss(index: int) -> tuple[bool, int, int]:
-            worker = seen.get(index)
+            worker = records.get(index)
             lost = worker is None or stays_before[index].failed
             return (
                 (False, 0, 0)
@@ -233,19 +234,19 @@ class ElasticitySim:
                 else (worker.refused, worker.burden, worker.leases)
             )
 
-        stays = [index for index in stays_before if index not in gone]
+        stays = [index for index in stays_before if index not in removed]
         self.promise(
-            force or not any(loss(index)[0] for index in gone), "P5: a refused worker leaves"
+            force or not any(loss(index)[0] for index in removed), "P5: a refused worker leaves"
         )
-        for index in gone:
+        for index in removed:
             self.promise(
-                all(loss(index) <= loss(other) for other in stays),
+                all(loss(index) <= loss(second) for second in stays),
                 "P5: a worker with more to lose leaves",
             )
 
     def _register(self) -> None:
         starting = [
-            index for index, each in self.workers.items() if each.runs and not each.registered
+            index for index, worker in self.workers.items() if worker.runs and not worker.registered
         ]
         if starting:
             self.workers[self.random.choice(starting)].registered = True
@@ -254,7 +255,7 @@ class ElasticitySim:
     def _members(self) -> None:
         self._handle(
             RegisteredChanged(
-                frozenset(index for index, each in self.workers.items() if each.registered)
+                frozenset(index for index, worker in self.workers.items() if worker.registered)
             )
         )
 
@@ -279,33 +280,35 @@ class ElasticitySim:
 
     def _hang(self) -> None:
         leaving = [
-            each for each in self.workers.values() if each.told_at is not None and not each.killed
+            worker
+            for worker in self.workers.values()
+            if worker.told_at is not None and not worker.killed
         ]
         if leaving:
             self.random.choice(leaving).hangs = True
 
     def _crash(self) -> None:
         """A process ends by a failure, also one that has never registered."""
-        running = [index for index, each in self.workers.items() if each.runs]
+        running = [index for index, worker in self.workers.items() if worker.runs]
         if running:
             self._end(
                 self.random.choice(running), in_order=False, restarts=self.random.random() < 0.7
             )
 
     def _drained_by_admin(self) -> None:
-        registered = [index for index, each in self.held.items() if each.registered]
+        registered = [index for index, worker in self.held.items() if worker.registered]
         if registered and self.random.random() < 0.4:
-            wanted, index = self.machine.wanted, self.random.choice(registered)
+            size, index = self.machine.wanted, self.random.choice(registered)
             self._end(index, in_order=True, restarts=False)
             if not self.closing:
-                expected = max(self.bounds.min, wanted - 1)
+                expected = max(self.bounds.min, size - 1)
                 self.promise(
                     self.machine.wanted == expected, "P1: the size does not follow a drained worker"
                 )
 
     def _lose(self) -> None:
         """The dispatcher loses a worker whose process runs on: its connection is cut."""
-        registered = [index for index, each in self.workers.items() if each.registered]
+        registered = [index for index, worker in self.workers.items() if worker.registered]
         if registered:
             self._unregister(self.workers[self.random.choice(registered)])
             self._members()
@@ -320,7 +323,7 @@ class ElasticitySim:
             self.bounds, room=max(0, self.bounds.room - self.random.choice((1, 2)))
         )
         self._handle(RoomChanged(self.bounds.room, self.bounds.room_reason))
-        running = [index for index, each in self.workers.items() if each.runs]
+        running = [index for index, worker in self.workers.items() if worker.runs]
         self.random.shuffle(running)
         for index in running[self.bounds.room :]:
             if self.workers[index].runs:
@@ -329,8 +332,8 @@ class ElasticitySim:
     def _end_leaving(self) -> None:
         leaving = [
             index
-            for index, each in self.workers.items()
-            if each.told_at is not None and not each.hangs
+            for index, worker in self.workers.items()
+            if worker.told_at is not None and not worker.hangs
         ]
         if leaving:
             self._end(self.random.choice(leaving), in_order=True, restarts=False)
@@ -386,7 +389,7 @@ class ElasticitySim:
             self.wanted = self.machine.wanted
         if self.closing:
             self.promise(
-                all(isinstance(each, RefuseSize) for each in effects),
+                all(isinstance(item, RefuseSize) for item in effects),
                 "P9: something happens while it closes",
             )
         for effect in effects:
@@ -429,7 +432,7 @@ class ElasticitySim:
                 # Failed workers that were not started again are forgotten without an effect,
                 # because they have no process.
                 self.workers = {
-                    index: each for index, each in self.workers.items() if not each.failed
+                    index: item for index, item in self.workers.items() if not item.failed
                 }
 
     def _tell(self, index: int, grace_s: float) -> None:
@@ -445,18 +448,18 @@ class ElasticitySim:
         return machine.wanted, machine.starting, machine.leaving, machine.failed
 
     def _check(self) -> None:
-        wanted, processes = self.machine.wanted, sum(each.runs for each in self.workers.values())
+        size, processes = self.machine.wanted, sum(item.runs for item in self.workers.values())
         most = inf if self.bounds.most is None else self.bounds.most
-        self.promise(self.bounds.min <= wanted <= most, "P1: out of bounds")
-        self.promise(wanted >= 1, "P1: no worker is wanted")
+        self.promise(self.bounds.min <= size <= most, "P1: out of bounds")
+        self.promise(size >= 1, "P1: no worker is wanted")
         if self.closing:
             return
-        self.promise(len(self.held) <= wanted, "P2: more workers are held than are wanted")
+        self.promise(len(self.held) <= size, "P2: more workers are held than are wanted")
         self.promise(
             self.bounds.room is None or processes <= self.bounds.room,
             "P2: there is no room for a process",
         )
-        leaving = sorted(index for index, each in self.workers.items() if each.told_at is not None)
+        leaving = sorted(index for index, item in self.workers.items() if item.told_at is not None)
         self.promise(self.machine.leaving == leaving, "P4: it is not known which workers leave")
         for worker in self.workers.values():
             late = self.machine.deadline is not None and self.machine.deadline <= self.now
@@ -471,7 +474,7 @@ class ElasticitySim:
             self.now += 60.0
             self._handle(Ticked())
             for index in [
-                index for index, each in self.workers.items() if each.told_at is not None
+                index for index, item in self.workers.items() if item.told_at is not None
             ]:
                 self.promise(
                     not self.workers[index].hangs, "P4: a worker that hangs is never killed"
@@ -480,12 +483,12 @@ class ElasticitySim:
             for worker in self.workers.values():
                 worker.registered = worker.runs
             self._members()
-        failed = sum(each.failed for each in self.held.values())
-        running = sum(each.registered for each in self.held.values())
+        failed = sum(item.failed for item in self.held.values())
+        running = sum(item.registered for item in self.held.values())
         full = self.bounds.room is not None and running + failed >= self.bounds.room
-        wanted = self.machine.wanted
+        size = self.machine.wanted
         self.promise(
-            running + failed == wanted or (full and running + failed < wanted),
+            running + failed == size or (full and running + failed < size),
             "P10: other workers run than are wanted",
         )
         self.promise(
