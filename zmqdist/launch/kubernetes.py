@@ -158,7 +158,12 @@ class _Cluster:
             yield self._stateful_set("ps", self._ps_container(), len(jobs.ps.indices()))
         if jobs.worker is not None:
             yield self._service("worker", WORKER_PORT)
-            yield self._stateful_set("worker", self._worker_container(), len(jobs.worker.indices()))
+            # no liveness probe: the dispatcher itself notices a frozen worker by heartbeats
+            options = ["--config", CONFIG_FILE, "--index", _INDEX, "--port", str(WORKER_PORT)]
+            container = self._serving_container(
+                "worker", ["zmqdist", "worker", *options], WORKER_PORT
+            )
+            yield self._stateful_set("worker", container, len(jobs.worker.indices()))
         if jobs.evaluator is not None:
             program = jobs.evaluator.program
             command = self._program if program is None else list(split_command(program))
@@ -251,21 +256,6 @@ class _Cluster:
                 "OnRootMismatch"
             )
         return stateful_set
-
-    def _worker_container(self) -> _Object:
-        """Return the container of a worker. It needs no liveness probe: the dispatcher itself
-        notices a frozen worker by heartbeats."""
-        command = [
-            "zmqdist",
-            "worker",
-            "--config",
-            CONFIG_FILE,
-            "--index",
-            _INDEX,
-            "--port",
-            str(WORKER_PORT),
-        ]
-        return self._serving_container("worker", command, WORKER_PORT)
 
     def _ps_container(self) -> _Object:
         assert self._config.jobs.ps is not None

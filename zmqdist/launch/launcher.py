@@ -334,11 +334,12 @@ class Launch:
         for index in self._workers.indices():
             pool.slots.assign(f"worker:{index}")
         ports = self._config.ports or ""
-        reserved = {
-            index: pool.reserve(f"ps:{index}", interface=section.host, ports=ports)
+        return {
+            index: _advertised(
+                section, pool.reserve(f"ps:{index}", interface=section.host, ports=ports)
+            )
             for index in section.indices()
         }
-        return {index: _advertised(section, address) for index, address in reserved.items()}
 
     def _environment_of(self, job: str, index: int) -> dict[str, str]:
         """Return the environment variables that a task has in addition to those of its host. `env`
@@ -412,8 +413,9 @@ class Launch:
 
     def _start_ps(self, tasks: Tasks, credentials: Credentials) -> None:
         section = self._config.jobs.ps
-        for index in [] if section is None else section.indices():
-            assert section is not None
+        if section is None:
+            return
+        for index in section.indices():
             config = TaskConfig(
                 {"ps": section.addresses()},
                 "ps",
