@@ -161,7 +161,7 @@ class Context:
       probing: whether the iterator only reads elements to learn the spec. It then changes no random
         numbers of later iterators, writes no caches and starts no threads.
       timers: a timer for each dataset, by its id; None unless `options.stats` is set.
-      resumable: whether `splits` honours its argument `taken`, so that a source can save its
+      resumable: whether `splits` honours its argument `start`, so that a source can save its
         position.
       interrupts: the blocking calls of the whole iterator, including those in datasets that user
         functions return.
@@ -183,7 +183,7 @@ class Context:
         """Create the context of a new iterator. No node is open yet.
 
         Args:
-          splits: `splits(source, repetition, taken)` iterates over the positions that a source gets
+          splits: `splits(source, repetition, start)` iterates over the positions that a source gets
             in a repetition, without the first `start` of them. None means that each source reads
             all of its positions.
           entropy: see the attribute. By default, new random numbers.

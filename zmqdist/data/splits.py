@@ -153,8 +153,8 @@ def open_stream(
     the iterator has a state.
 
     Args:
-      next_positions: `next_positions(source, repetition, taken)` returns some positions of a
-        source, after the first `taken` positions of this iterator in the repetition. An empty
+      next_positions: `next_positions(source, repetition, start)` returns some positions of a
+        source, after the first `start` positions of this iterator in the repetition. An empty
         sequence ends the repetition. If it is called again with the same arguments, it must return
         the same positions.
       entropy: as for `open_split`.

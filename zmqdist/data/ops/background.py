@@ -323,7 +323,6 @@ class Prefetch(Op):
     thread."""
 
     ratio = Fraction(1)
-
     in_background: ClassVar[bool] = True
 
     size: int

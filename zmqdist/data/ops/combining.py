@@ -420,7 +420,6 @@ class Interleave(Op):
     """
 
     result_spec = UNKNOWN_SPEC
-
     result_count = UNKNOWN_CARDINALITY
 
     function: PickledFunction

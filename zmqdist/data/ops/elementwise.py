@@ -50,7 +50,6 @@ class Map(Op):
     dataset calls the function."""
 
     spec_field = "output_signature"
-
     ratio = Fraction(1)
 
     function: PickledFunction
@@ -211,7 +210,6 @@ class Filter(Op):
     """Keeps the elements for which the function returns True."""
 
     result_count = UNKNOWN_CARDINALITY
-
     ratio = None
 
     function: PickledFunction
@@ -475,7 +473,6 @@ class IgnoreErrors(Op):
     """Leaves out elements whose computation raises an error."""
 
     result_count = UNKNOWN_CARDINALITY
-
     ratio = None
 
     log_warning: bool = False

@@ -66,9 +66,7 @@ class Parquet(Op):
     """
 
     spec_field = "spec"
-
     ratio = None
-
     is_reader: ClassVar[bool] = True
 
     columns: tuple[str, ...] | None

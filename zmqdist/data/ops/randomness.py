@@ -138,7 +138,6 @@ class Random(Op):
     """Yields random int64 numbers in [0, 2**32), without end."""
 
     result_spec = TensorSpec((), np.int64)
-
     result_count = INFINITE_CARDINALITY
 
     seed: tuple[int, int] | None
@@ -206,7 +205,7 @@ class Shuffle(Op):
 
 
 class _ResampleNode(RandomNode):
-    """Runs `rejection_resample`. `seen` counts the elements of each class so far."""
+    """Runs `rejection_resample`. `class_counts` counts the elements of each class so far."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)

@@ -97,10 +97,8 @@ class FileReader(Op):
     files."""
 
     result_spec = TensorSpec((), np.bytes_)
-
     result_count = UNKNOWN_CARDINALITY
     ratio = None
-
     is_reader: ClassVar[bool] = True
     block_length: ClassVar[int] = 1
     deterministic: ClassVar[bool | None] = None

@@ -214,9 +214,7 @@ class Chunks(Op):
     element each in turn."""
 
     spec_field = "spec"
-
     result_count = UNKNOWN_CARDINALITY
-
     is_reader: ClassVar[bool] = True
     instead: ClassVar[str] = (
         ", or load with reader_func=lambda chunks: chunks.flat_map(lambda chunk: chunk)"

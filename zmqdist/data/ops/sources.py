@@ -390,7 +390,6 @@ class Generator(Op):
     """Yields the items that a user's function yields. Each iterator calls the function."""
 
     spec_field = "spec"
-
     result_count = UNKNOWN_CARDINALITY
 
     function: PickledFunction
