@@ -114,6 +114,7 @@ class FairAdmission:
           nbytes: size of the arguments, which have arrived or are about to arrive.
         """
         backlog = self._clients.get(client)
+        # P5: a call that is alone is accepted, however large it is.
         if backlog is None:
             backlog = self._clients[client] = _Backlog()
         elif backlog.unasked + nbytes > self._client_unasked_max and backlog.unasked:
@@ -150,6 +151,7 @@ class FairAdmission:
             backlog.held_bytes[key] = -nbytes
             backlog.pulled += nbytes
             self.pulled += nbytes
+            # P4: the client's next call waits until the other clients had their turns.
             self.outside.move_to_end(client)
             if not backlog.outside:
                 del self.outside[client]
@@ -173,6 +175,7 @@ class FairAdmission:
         call is ready."""
         if not self._in_turn:
             return None
+        # P2: the client that has waited longest, and behind the others if it has more calls.
         client, backlog = self._in_turn.popitem(last=False)
         key, item = backlog.ready.popitem(last=False)
         self.count -= 1

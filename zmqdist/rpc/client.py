@@ -77,7 +77,6 @@ from zmqdist.transport.channel import Channel
 from zmqdist.transport.connection_snapshots import ClientSnapshot
 from zmqdist.transport.endpoint import strip_scheme
 from zmqdist.transport.security import ClientSecurity, client_security
-from zmqdist.transport.transfers import Source
 from zmqdist.wire.headers import decode_items
 from zmqdist.wire.hello import our_hello
 
@@ -266,21 +265,12 @@ async def call_end(channel: Channel, call: ClientCall) -> None:
         raise
 
 
-def call_into(
-    method: str, body: bytes, sources: Sequence[Source], due: float, out: Any
-) -> tuple[ClientCall, Callable[[ClientCall, str], Any]]:
-    """Return a call whose reply is received into the array `out`, and the function that reads its
-    value. If `out` is None, the value is in the structure that the remote function returned.
-
-    Raises:
-      InvalidArgumentError: `out` cannot receive an array.
-    """
-    call = ClientCall(method, body, sources, due)
-    if out is None:
-        return call, as_returned
+def receive_into(call: ClientCall, out: Any) -> Callable[[ClientCall, str], Any]:
+    """Have the reply to a call received into the array `out`, and return the function that reads
+    the value. Raises InvalidArgumentError if `out` cannot receive an array."""
     output = OutputArray(out)
     call.allocate = output.room
-    return call, output.read
+    return output.read
 
 
 def outcome(call: ClientCall, address: str, read: Callable[[ClientCall, str], Any]) -> Any:
@@ -605,7 +595,8 @@ def _calls(
             check(args, named)
         body, parts = payload.pack(packed_arguments(args, named) if named else args)
         sources = snapshot(parts, lends=channel.shares_memory, still=still) if parts else ()
-        return call_into(name, body, sources, due, out)
+        call = ClientCall(name, body, sources, due)
+        return call, as_returned if out is None else receive_into(call, out)
 
     def start(*args: Any, timeout_in_ms: int = 0, out: Any = None, **named: Any) -> StatusOrResult:
         call, read = prepare(args, named, timeout_in_ms, out, False)
@@ -901,13 +892,13 @@ class ZmqClient(RpcClient):
             raise InvalidArgumentError(
                 "out and output_specs both decide the form of the value: give only one of them"
             )
-        as_structure = as_leaves if output_specs is None else as_specified(output_specs)
+        read = as_leaves if output_specs is None else as_specified(output_specs)
         body, parts = payload.pack([] if args is None else payload.leaves(args))
         sources = snapshot(parts, lends=self._channel.shares_memory, still=False) if parts else ()
         due = due_after(timeout_in_ms, self._timeout_in_ms)
-        call, read = call_into(method_name, body, sources, due, out)
-        if out is None:
-            read = as_structure
+        call = ClientCall(method_name, body, sources, due)
+        if out is not None:
+            read = receive_into(call, out)
         self._channel.submit(call)
         return StatusOrResult(self._channel, call, read)
 

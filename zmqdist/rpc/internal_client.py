@@ -24,10 +24,18 @@ from zmqdist import clock as time
 from zmqdist.errors import OpError, UnavailableError, from_code
 from zmqdist.messages import Call, Replies, Reply
 from zmqdist.rpc import payload
-from zmqdist.rpc.client import InternalResult, StatusOrResult, ZmqClient, call_into, channel_of
+from zmqdist.rpc.client import (
+    InternalResult,
+    StatusOrResult,
+    ZmqClient,
+    as_returned,
+    channel_of,
+    receive_into,
+)
 from zmqdist.rpc.handler_errors import code_and_message
 from zmqdist.rpc.methods import SERVER_INFO
 from zmqdist.rpc.payload import snapshot
+from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.port_probe import connect_failure
 from zmqdist.transport.shm_pool import Block
@@ -103,9 +111,10 @@ def start_packed(
 ) -> StatusOrResult:
     """Call a method with arguments that `packed` has returned, without waiting for the reply.
     `start` describes the other parameters."""
-    call, read = call_into(method, body, sources, due, out)
+    call = ClientCall(method, body, sources, due)
     call.waits_for_server = waits_for_server
     call.bounded = False
+    read = as_returned if out is None else receive_into(call, out)
     channel = channel_of(client)
     channel.submit(call)
     return InternalResult(channel, call, read)
@@ -184,6 +193,7 @@ class LoopClient:
         assert not parts, "arguments that do not fit into a header need a ZmqClient"
         number = next(self._numbers)
         self._waiting[number] = then
+        # Not connected: no `down` will follow that could end this call.
         if not self._dealer.send(Call(number, method, self._incarnation, 0, body)):
             del self._waiting[number]
             then(None, UnavailableError(f"not connected to {self._dealer.address}"))
@@ -194,6 +204,7 @@ class LoopClient:
             self._settle(reply)
 
     def _settle(self, reply: Reply) -> None:
+        # A reply over an earlier connection: its call has ended with the connection.
         then = self._waiting.pop(reply.id, None)
         if then is None:
             return

@@ -523,6 +523,7 @@ class Method:
                     if problem is not None:
                         raise ValueError(problem)
                 return list(arguments), named
+            # The most frequent case with a signature needs no look at names and defaults.
             if not named and len(arguments) == len(specs):
                 return convert_args(specs, arguments), _NONE
             return self._parameters.fit(specs, arguments, named, convert)
@@ -568,6 +569,7 @@ def method_for(
         runs = type(plain).__call__
     if inspect.iscoroutinefunction(runs) or inspect.isasyncgenfunction(runs):
         raise TypeError(f"{name}: an async function has no event loop here; register a plain one")
+    # A generator runs in a thread of its own, because it may wait for its client.
     streaming = inspect.isgeneratorfunction(runs)
     if streaming and inline:
         raise ValueError(
@@ -579,6 +581,7 @@ def method_for(
             declared.output_signature if output_signature is None else output_signature
         )
     parameters = Parameters(signature_of(fn))
+    # As in TensorFlow: a declared function with arguments needs a signature.
     if declared is not None and input_signature is None:
         if parameters.most != 0:
             raise ValueError(

@@ -338,6 +338,7 @@ class Generators:
         streams = self._by_peer.get(call.peer, {})
         if number in streams:
             raise InvalidArgumentError(f"stream number {number} is in use")
+        # Each stream has a thread, so one client must not take all of them.
         if len(streams) >= STREAMS_OF_PEER_MAX:
             raise ResourceExhaustedError(
                 f"{STREAMS_OF_PEER_MAX} streams of this client are open: close some"
@@ -353,6 +354,7 @@ class Generators:
 
     def _next(self, call: PendingCall, number: Any) -> None:
         stream = self._find(call.peer, number)
+        # Another incarnation of the server does not know the streams of the one before.
         if stream is None:
             raise UnavailableError(
                 "the server does not know this stream: the stream was closed, or its connection "
@@ -442,6 +444,7 @@ class _Stream:
             self._end = (code, message)
             self._reply()
             self.over = True
+            # The generator may wait for room, and must see now that it is over.
             self._condition.notify()
 
     # -- in the generator's thread -----------------------------------------------------------------
@@ -460,6 +463,7 @@ class _Stream:
             end = code_and_message(error)
         leave()
         with self._condition:
+            # The stream may have been closed meanwhile, with another reason.
             if self._end is None:
                 self._end = end
                 self._reply()
@@ -520,6 +524,7 @@ class _Stream:
         self._bytes = sum(map(len, self._bodies)) + sum(
             _nbytes(part) for parts in self._sources for part in parts
         )
+        # The last reply with items has the end, so that the client sends no further call.
         end = None if self._bodies else self._end
         self.over = end is not None
         parts = [len(item_sources) for item_sources in sources] if any(sources) else []
@@ -543,7 +548,6 @@ class _Stream:
 
 
 def _nbytes(source: Any) -> int:
-    """Return the size in bytes of a large part: bytes, an array or a block of shared memory."""
     return len(source) if isinstance(source, bytes) else int(source.nbytes)
 
 
@@ -776,6 +780,7 @@ class RpcService:
         streaming = self._loop.run(self._generators.stop)
         for batched in self._batched:
             self._loop.run(batched.close)
+        # Calls that wait for a thread have until the end of the grace.
         self._loop.run(self._refuse, False)
         idle = self._pool.wait_idle(grace_s)
         if not idle:
@@ -891,6 +896,7 @@ class RpcService:
                 method = self.allowed(peer, call.method)
             except OpError as error:
                 return failed(call.id, error), ()
+        # An inline method needs no record of its call: the reply is ready before the next message.
         if method.inline and not call.parts:
             return _run_method(method, call.id, call.body, frames, peer)
         served = self._calls.call_arrived(peer, call, time.monotonic())
@@ -900,6 +906,7 @@ class RpcService:
         return None
 
     def _gather(self, peer: Peer, reply: Reply, sources: Sequence[Source]) -> None:
+        # Large parts have frames of their own, and cannot share a message.
         if sources:
             self._router.bulk_channel(peer).send(reply, sources)
             return
@@ -992,6 +999,7 @@ class RpcService:
 
     def _let_in(self) -> None:
         """Request the arguments that clients hold back, as far as there is room for them."""
+        # While the server stops, `_refuse` replies to the calls whose arguments are missing.
         while not self._stopping and (item := self._pool.let_in()) is not None:
             served, peer, method, call = item
             if served.is_wanted(time.monotonic()):
@@ -1050,6 +1058,7 @@ class RpcService:
                 f"{method.name} is a stream: client.stream, or client.{method.name}"
             )
             self._finished(served, peer, failed(served.id, problem), ())
+        # An inline method with large arguments: the deadline may have passed while they arrived.
         elif served.is_wanted(time.monotonic()):
             self._finished(served, peer, *_run_method(method, served.id, body, frames, peer))
         else:
@@ -1145,6 +1154,7 @@ class RpcService:
             if peer.bulk.transfers.is_receiving(id):
                 self._calls.arguments_lost(peer, id)
             peer.bulk.call_ended(id)
+        # A running call goes on, and its reply is dropped; only a waiting call ends here.
         if served is not None and served.on_dropped is None:
             if self._pool.dropped(peer, served):
                 self._calls.finished(served)

@@ -152,6 +152,7 @@ def report_of(
         for peer, reply in replies.items()
     }
     order = sorted(holdings.kept, key=lambda item: item[1])
+    # A value that a reply does not name is no longer needed by its program.
     kept_values = [
         described[peer][work]
         for peer, work in order
@@ -291,6 +292,7 @@ class DrainReporter:
                 if peer in works:
                     works[peer].append(work)
         for peer, numbers in works.items():
+            # What is not asked about is reported as unknown, which refuses the drain.
             del numbers[DESCRIBED_WORKS_MAX:]
             question.in_question[peer] = set(numbers)
             if self._send(peer, DescribeWork(number, numbers)):

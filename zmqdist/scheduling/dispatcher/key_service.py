@@ -180,10 +180,12 @@ class KeyService:
     def _judge(self, key: bytes) -> KeyState:
         state = self._keyring.state(key)
         now = self._loop.now()
+        # An unknown key is let in only while a ticket is open, so that its process can send a Join.
         if state.role or not self._keyring.joinable(now):
             return state
         while self._joining and self._joining[0] + HANDSHAKE_S <= now:
             self._joining.popleft()
+        # Strangers may occupy only so many descriptors while a ticket is open.
         if len(self._joining) >= JOINING_MAX:
             return state
         self._joining.append(now)
@@ -192,6 +194,7 @@ class KeyService:
     def _handle_join(self, peer: Peer, message: Join, _frames: list[memoryview]) -> None:
         """Handle the first Join of a connection, and close the connection after the reply. Ignore
         later Joins of the connection."""
+        # One guess for each connection, so that guessing a token costs a handshake each time.
         if peer in self._tried:
             return
         self._tried.add(peer)
@@ -263,6 +266,7 @@ class KeyService:
             raise errors.NotFoundError(
                 f"no key in use has this name or this text: {name_or_key[:100]!r}"
             )
+        # An admin who revokes the last admin key by mistake could not mend it.
         if call.peer.key in matching_keys and not force:
             ring = self._keyring
             other_keys = (key for key in (*ring.static, *ring.members) if key not in matching_keys)

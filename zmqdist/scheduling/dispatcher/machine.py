@@ -213,6 +213,7 @@ class Dispatch:
         if problem := coordinator_problem(message):
             return [Send(peer, Refused(errors.INVALID_ARGUMENT, problem, final=True))]
         earlier = [s for s in self.sessions.values() if s.coordinator == message.coordinator]
+        # A coordinator that reconnects takes the place of its earlier session.
         if len(self.sessions) - len(earlier) >= COORDINATORS_MAX:
             return [
                 Send(
@@ -278,6 +279,8 @@ class Dispatch:
         elif message.round <= session.closed_round:
             # the work arrives after the coordinator's request to end its round
             return []
+        # A coordinator submits no more than `queue_max` items ahead. The bound keeps a faulty one from
+        # filling the memory.
         if session.queued + len(message.items) > 2 * session.queue_max + BATCH_ITEMS_MAX:
             problem = f"more than twice queue_max={session.queue_max} work items wait: no item of this message was queued"
             return [Send(session.peer, Refused(errors.RESOURCE_EXHAUSTED, problem))]
@@ -301,6 +304,7 @@ class Dispatch:
                 for item in self.placement.take_out(part, submissions)
             ]
         effects = [Send(session.peer, Results(part)) for part in split(results)]
+        # P17: such work must not be aborted, so it is only requested back.
         if message.unless_begun:
             return effects + self._cancel_unbegun(session, submissions)
         parts = session.with_detached
@@ -389,10 +393,12 @@ class Dispatch:
         effects += self._forget_functions(session.coordinator, list(session.functions))
         session.functions.clear()
         if session.detached is not None:
+            # P16: a coordinator that did not say goodbye may return, and use its resources again.
             if left:
                 effects += self._forget_everywhere(session.coordinator, [ALL_NUMBERS])
             else:
                 self._forget_at[session.coordinator] = now + self._lease_s
+        # P5: a round of the coordinator's next session must wait for the work of this one.
         if not session.is_quiet(now):
             self._closed_sessions.setdefault(session.coordinator, []).append(session)
         return effects
@@ -412,6 +418,8 @@ class Dispatch:
         because messages may have been lost."""
         load = self.loads[member]
         load.stale_leases = dict(register.stale_leases)
+        # The last messages over the old connection may be lost, so functions are sent again (P8), and
+        # no reply to a StealRequest is expected.
         load.known_functions.clear()
         load.steals = 0
         still = set(register.held)
@@ -440,6 +448,7 @@ class Dispatch:
         load = self.loads.pop(member)
         self.placement.remove_worker(load)
         leases = list(load.leases.values())
+        # P5: a worker whose process may still run stops its functions when its lease expires.
         until = now + SLOTS_END_S if settled else member.heard_at + self._lease_s
         running = [lease.session for lease in leases]
         if load.stale_leases:
@@ -476,6 +485,7 @@ class Dispatch:
         assigned, over = LeaseState.ASSIGNED, LeaseState.ENDED
         for number, kind, payload in done.outcomes:
             lease = leases.pop(number, None)
+            # P2: the lease has ended, or another worker holds it.
             if lease is None:
                 continue
             session = lease.session
@@ -589,6 +599,7 @@ class Dispatch:
         Cancelled work is not queued: the returned Results report it. Kept results are lost (P11).
         """
         cancelled: dict[CoordinatorSession, list[Result]] = {}
+        # Each item goes to the front of its queue, so the oldest one must be the last.
         for lease in reversed(leases):
             session, state = lease.session, lease.state
             lease.enter(LeaseState.ENDED)
@@ -738,7 +749,6 @@ def _start_messages(leases: Iterable[Lease]) -> list[Send]:
 
 
 def _member_row(member: Member) -> tuple[str, int, int, str]:
-    """Return a member as an item of Members."""
     return (member.name, member.incarnation, member.pid, member.host)
 
 

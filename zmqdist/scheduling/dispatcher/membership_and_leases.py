@@ -340,6 +340,7 @@ class Membership:
 
     def _note_disconnect(self, peer: Peer, now: float) -> list[Change | Send]:
         member = self.by_peer.pop(peer, None)
+        # The worker may have registered over a newer connection before this one ended.
         if member is None or member.peer != peer:
             return []
         member.peer = None
@@ -353,6 +354,7 @@ class Membership:
             if event.peer is not None
             else self.members.get((event.job, event.index))
         )
+        # The connection of a process often ends a little before the process.
         if event.peer is not None and member is None:
             member = next((m for m in self._away.values() if m.pid == event.pid), None)
         if member is None or member.pid != event.pid:
@@ -411,6 +413,7 @@ class Membership:
             member.peer = None
         self._away.pop(id(member), None)
         self._unwatched.discard(id(member))
+        # A worker that stopped in good order is no loss.
         if reason != SAID_GOODBYE:
             self.losses_count += 1
             self.losses.append(LossRecord(member.name, reason, exit_code, now))

@@ -249,10 +249,12 @@ class Placement:
             return self._steal(now)
         pinned: dict[WorkerLoad, Handout] = {}
         batches: dict[WorkerLoad, Handout] = {}
+        # P12: no other worker may run pinned work, so it gets the room first.
         while self._with_pinned_work:
             load = next(iter(self._with_pinned_work))
             self._hand_out(load, _pinned_capacity(load), self._ready_pinned[load.name], pinned, now)
         steals = [] if ready else self._steal(now)
+        # Fill the idle slots of all workers before any worker gets work ahead.
         while ready and self._idle:
             load = next(iter(self._idle))
             self._hand_out(load, load.member.slots - load.outstanding, ready, batches, now)
@@ -293,6 +295,7 @@ class Placement:
         while count > 0 and ready:
             queue = ready[0]
             band = queue.bands[-1]
+            # P10: each queue gets an equal share of the room, and then its next turn at the end.
             take = min(count, max(1, count // len(ready)))
             reported_first = min(take, len(band.report_before_start))
             plain = min(take - reported_first, len(band.items))

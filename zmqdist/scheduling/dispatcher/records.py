@@ -325,6 +325,7 @@ class Lease:
     def keep(self) -> None:
         """Record that the worker keeps the result, and drop the payload of the work, because the
         work does not run again."""
+        # P11: the work does not run again, so its payload is not needed.
         self.enter(_S.KEPT)
         self.item = (*self.item[:4], b"")
 
@@ -353,6 +354,7 @@ class Lease:
 
     def next_item(self) -> Item:
         """Return the item for the next hand-out, with a new attempt number."""
+        # A new attempt number, so that a late result of this hand-out cannot count for the next.
         work, attempt, lost, fn, payload = self.item
         return (work, attempt + 1, lost, fn, payload)
 

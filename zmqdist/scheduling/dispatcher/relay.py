@@ -82,6 +82,7 @@ class Relay:
                 errors.UnavailableError("its holder is not connected to the dispatcher")
             )
             return
+        # The reply counts only from this connection, because the numbers are easy to guess.
         self._pending[number] = (peer, reply)
 
     def _handle_reply(self, peer: Peer, message: ReadDone, frames: list[memoryview]) -> None:

@@ -69,6 +69,7 @@ class Functions:
                 )
             if pickled[:1] == MARK:
                 return trusted.unpack_parts(self.fetched(pickled))
+            # Not cached: a run must not see what an earlier run has changed.
             if pickled[:1] == MUTABLE:
                 return trusted.unpack(memoryview(pickled)[1:])
             loaded = self._loaded[key] = trusted.unpack(pickled)
@@ -93,6 +94,7 @@ def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tupl
     keep = payload[:1] == KEEP
     if keep:
         payload = payload[1:]
+    # An error before the function has begun is one of unpickling, and the error's text says so.
     began = False
     remote_results.of_thread.safe_only = safely
     pack, pack_error = (

@@ -676,6 +676,7 @@ class WorkerMachine:
         for slot in self.slots if not self._stagger.delays(now) else ():
             if not self.queue:
                 break
+            # A slot whose item was aborted may be killed soon, together with what it has.
             if slot.state is not SlotState.READY or slot.abort_at:
                 continue
             if (
@@ -818,6 +819,7 @@ class WorkerMachine:
             elif lease in slot.abort_at:
                 self._outcomes.append((lease, CANCELLED, b""))
             elif position == event.position:
+                # Report the start first, because the dispatcher charges only work that has begun.
                 self._starts.append(lease)
                 effects += self._report()
                 effects += self._contact.report(SlotsLost([(lease, event.exit_code, event.log)]))

@@ -165,6 +165,7 @@ class Slot:
     def unbegun(self) -> set[int]:
         """Return the leases that are not known to have begun. The first item of the slot counts as
         begun."""
+        # P10: the first item may have begun although the worker has not seen its start.
         begun_position = max(self.reported_to, self.given[0][0]) if self.given else 0
         return {item[0] for at, item in self.given if at > begun_position}
 
@@ -239,6 +240,7 @@ class WaitingWork(deque[Leased]):
         """Put back items that a slot has not begun; `items` begins with the oldest item. Pinned
         items are sorted by lease into the other pinned items. The rest come before all other items
         that are not pinned, because the slots got the older items first."""
+        # P9: pinned items begin in the order of their assignment, whoever had them.
         pinned = self.pinned and [item for item in items if item[0] in self.pinned]
         if pinned:
             self._put_pinned(pinned)
@@ -278,6 +280,7 @@ class WaitingWork(deque[Leased]):
         return item[0] in self.pinned or item[0] == self.announced
 
     def _put_pinned(self, items: Iterable[Leased]) -> None:
+        # The dispatcher knows that the announced item begins next (P6), so it stays first.
         head = [self.popleft()] if self._head_is_announced() else []
         # Lease numbers only rise, so this is the order of assignment.
         pinned = sorted([*items, *(item for item in self if item[0] in self.pinned)])
@@ -308,6 +311,7 @@ class Stagger:
     def note_arrival(self, items: Iterable[Leased], index: int, now: float) -> None:
         """Record that work has arrived at the worker with this index. The first work of a
         coordinator begins the delay."""
+        # Without a delay no item is looked at, because this runs for each message.
         coordinators = {item[1] for item in items} if self._delay_s else self._coordinators
         if not coordinators <= self._coordinators:
             self._coordinators |= coordinators

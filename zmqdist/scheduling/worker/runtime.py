@@ -331,6 +331,7 @@ class WorkerRuntime(Generic[P]):
         if machine.leave_at is not None and machine.leave_at > now and not self._draining:
             self._draining = True
             self.part.drain(self._part_left)
+        # The parts were fetched for work that has ended.
         if self._cache.nbytes and not machine.running:
             self._cache.drop()
         if machine.registered and not self._registered.is_set():
@@ -382,6 +383,7 @@ class WorkerRuntime(Generic[P]):
                 continue
             reference = decode_reference(payload)
             lease = self.machine.lease_at(event.slot, position)
+            # The machine has dropped this lease, so no coordinator will release the result.
             if lease is None:
                 self._store.free(reference.bulks)
             else:
@@ -396,6 +398,7 @@ class WorkerRuntime(Generic[P]):
         self.exit = exit_
         if exit_.code:
             end_log.error("worker of %s ends: %s", self._dispatcher, exit_.error)
+        # After an error no reader is served any more.
         if exit_.code or not self._config.quiet_s:
             self.loop.call_soon(self.loop.stop)
             return

@@ -138,6 +138,7 @@ class ProcessSlots:
         process = self._slots[give.slot]
         assert process is not None
         process.given_to = give.items[-1][0]
+        # The slot must know the index before it runs an item.
         process.cells[INDEX], process.cells[WORKERS] = self._worker()
         self._schedule_poll()
         process.pipe.send(SlotWork(give.functions, give.items, []))
@@ -181,6 +182,7 @@ class ProcessSlots:
     # -- events of the slots -----------------------------------------------------------------------
 
     def _exited(self, process: _SlotProcess, code: int) -> None:
+        # Outcomes that the slot has sent before its death still count.
         process.pipe.drain()
         self._slots[process.slot] = None
         running = process.running
@@ -208,6 +210,7 @@ class ProcessSlots:
 
     def _zygote_died(self, code: int | None) -> None:
         self._zygote_lost = True
+        # So many deaths that the machine gives up (SPAWN_FAILURES_MAX), because no slot can start.
         for slot in range(len(self._slots)):
             for _ in range(3):
                 self._feed(
