@@ -1,11 +1,14 @@
 """The dispatcher's machine as it reads its events from the lines of a transcript.
 
-`machine` makes a dispatcher without peers; its options are `first_lease` and the settings of
-BrokerSettings. `ready` makes one with these peers: coordinators, whose names begin with c and who have
-function 7, and workers, as `w*4` with four slots. `at` sets the time in seconds, which begins at 0. `c> submit 41` is a message of the
-peer c, and `c< results 41:value` a message to it. `gone`, `expelled` and `process-exited` are the ends of
-peers and processes, `drain` tells a worker to leave. `deadline` and `snapshot` write what the
-runtime and `zmqdist status` see.
+`machine` makes a dispatcher without peers. Its options are `first_lease` and the settings of
+BrokerSettings; with `watched` a peer `program` watches its members. `ready` makes a dispatcher with
+these peers: coordinators, whose names begin with c and who have function 7, and workers, as `w*4`
+with four slots. `at` sets the time in seconds, which begins at 0.
+
+`c> submit 41` is a message of the peer c, and `c< results 41:value` a message to it. After `w>
+register ... unwatched` the end of the connection is not noticed. `gone`, `expelled` and
+`process-exited` are the ends of peers and processes, `drain` tells a worker to leave. `deadline` and
+`snapshot` write what the runtime and `zmqdist status` see.
 """
 
 from __future__ import annotations
@@ -62,19 +65,22 @@ class Script:
     def answer(self, line: str) -> Iterator[str]:
         peer, heard, text = line.partition("> ")
         if heard:
-            yield from self.effects(Heard(peer, message_of(text)))
+            watched = not text.endswith(" unwatched")
+            event = Heard(peer, message_of(text.removesuffix(" unwatched")))
+            yield from self.effects(event, watched=watched)
             return
         command, *words = shlex.split(line)
         match command:
             case "machine":
-                options = {
-                    name: float(value) for name, _, value in (w.partition("=") for w in words)
-                }
-                first_lease = int(options.pop("first_lease", 1))
-                self.broker = Broker(
-                    BrokerSettings(**{**SETTINGS, **options}), first_lease=first_lease
-                )  # type: ignore[arg-type]
+                settings = {n: float(v) for n, _, v in (w.partition("=") for w in words) if v}
+                first_lease = int(settings.pop("first_lease", 1))
                 self.now = 0.0
+                self.broker = Broker(
+                    BrokerSettings(**{**SETTINGS, **settings}),  # type: ignore[arg-type]
+                    first_lease=first_lease,
+                )
+                if "watched" in words:
+                    list(self.answer("program> register-coordinator 1 watch_members"))
             case "ready":
                 list(self.answer("machine"))
                 programs = [word for word in words if word[0] == "c"]
@@ -106,8 +112,8 @@ class Script:
             case _:
                 raise ValueError(f"no such input: {line}")
 
-    def effects(self, event: Any) -> Iterator[str]:
-        yield from map(sent, self.broker.handle(event, self.now))
+    def effects(self, event: Any, *, watched: bool = True) -> Iterator[str]:
+        yield from map(sent, self.broker.handle(event, self.now, watched=watched))
         self.check()
 
     def check(self) -> None:
@@ -136,6 +142,8 @@ class Script:
             first, *_ = fields(row)
             words = (f"{f.name}={getattr(row, f.name)}" for f in shown)
             yield " ".join([type(row).__name__[:-3].lower(), str(getattr(row, first.name)), *words])
+        for name, reason, exit_code, _ in snapshot.losses:
+            yield f"loss {name} {reason}" + f" exit_code={exit_code}" * (exit_code is not None)
         if snapshot.slot_deaths:
             yield f"slot deaths={snapshot.slot_deaths} last={snapshot.last_slot_death}"
 

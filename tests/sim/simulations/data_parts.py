@@ -33,6 +33,7 @@ from zmqdist.errors import NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE
 from zmqdist.events import Heard, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.events import Ticked as TimePassed
 from zmqdist.messages import Message, Register
+from zmqdist.scheduling.dispatcher.machine import Dispatch
 from zmqdist.scheduling.dispatcher.membership_and_leases import MemberJoined, MemberLost, Membership
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import (
@@ -125,7 +126,9 @@ class SimDispatcher:
         """Start another incarnation, which restores its state from the journal if there is one."""
         self.incarnation += 1
         self.alive = True
-        self.membership = Membership(LEASE_S, GRACE_S, 1.0)
+        self.membership = Membership(
+            LEASE_S, GRACE_S, 1.0, Dispatch(attempts_max=3, lease_s=LEASE_S)
+        )
         self.machine = DataDispatcherMachine(
             self.rules, self._sim.random.getrandbits(40), self._sim.clock.now
         )
@@ -203,10 +206,11 @@ class SimDispatcher:
     def _members(self, event: Heard | PeerGone | ProcessExited | TimePassed) -> None:
         """Have the machine of the membership handle an event, and carry out the effects as the
         runtime does."""
-        for change in self.membership.handle(event, self._sim.clock.now):
+        for send in self.membership.handle(event, self._sim.clock.now):
+            self._say(send.to, send.message)
+        changes, self.membership.changes = self.membership.changes, []
+        for change in changes:
             match change:
-                case Send(link, message):
-                    self._say(link, message)
                 case MemberJoined(member, register):
                     self._sim.joined(member.incarnation)
                     joined = ev.WorkerJoined(

@@ -111,12 +111,7 @@ from zmqdist.messages import (
     Workers,
 )
 from zmqdist.scheduling.dispatcher.membership_and_leases import (
-    Change,
     Member,
-    MemberAway,
-    MemberBack,
-    MemberJoined,
-    MemberLeaving,
     MemberLost,
     Membership,
 )
@@ -897,15 +892,12 @@ class Broker:
 
     def __init__(self, settings: BrokerSettings, *, first_lease: int = 1) -> None:
         self.settings = settings
-        self.membership = Membership(
-            settings.lease_s, settings.reconnect_grace_s, settings.cancel_grace_s
-        )
         self.dispatch = Dispatch(
             attempts_max=settings.attempts_max, lease_s=settings.lease_s, first_lease=first_lease
         )
-        self.changes: list[MemberJoined | MemberLost] = []
-        """The members that have joined and the members that were lost, in order, until the runtime
-        takes them for the data service."""
+        self.membership = Membership(
+            settings.lease_s, settings.reconnect_grace_s, settings.cancel_grace_s, self.dispatch
+        )
 
     @property
     def deadline(self) -> float | None:
@@ -942,11 +934,11 @@ class Broker:
                     effects = self._from_newcomer(peer, message, now, watched)
             case PeerGone(peer) | PeerExpelled(peer):
                 effects = self.dispatch.end_session(peer, now)
-                effects += self._apply(self.membership.handle(event, now), now)
+                effects += self.membership.handle(event, now)
             case ProcessExited():
-                effects = self._apply(self.membership.handle(event, now), now)
+                effects = self.membership.handle(event, now)
             case Ticked():
-                effects = self._apply(self.membership.handle(event, now), now)
+                effects = self.membership.handle(event, now)
                 effects += self.dispatch.settle(now)
         return effects + self.dispatch.assign(now)
 
@@ -956,7 +948,7 @@ class Broker:
         member = self.membership.members.get((job, index))
         if member is None:
             return None
-        return self._apply(self.membership.leave(member, grace_s), now) + self.dispatch.assign(now)
+        return self.membership.leave(member, grace_s) + self.dispatch.assign(now)
 
     def holdings(self, job: str, index: int) -> WorkerHoldings:
         """Return the numbers of this worker's kept values and work items. Raises KeyError if the
@@ -1051,7 +1043,7 @@ class Broker:
             case Beat():
                 return [Send(peer, message)]
             case Register() | Leave() | Goodbye():
-                return self._apply(self.membership.handle(Heard(peer, message), now), now)
+                return self.membership.handle(Heard(peer, message), now)
             case _:
                 return [_refuse(peer, "a worker", message)]
 
@@ -1081,9 +1073,7 @@ class Broker:
     def _from_newcomer(self, peer: Peer, message: Message, now: float, watched: bool) -> list[Send]:
         match message:
             case Register():
-                return self._apply(
-                    self.membership.handle(Heard(peer, message), now, watched=watched), now
-                )
+                return self.membership.handle(Heard(peer, message), now, watched=watched)
             case RegisterCoordinator():
                 return self.dispatch.register_coordinator(peer, message, now)
             case Goodbye():
@@ -1094,24 +1084,6 @@ class Broker:
                         peer, "a peer that has not registered as a worker or coordinator", message
                     )
                 ]
-
-    def _apply(self, changes: list[Change | Send], now: float) -> list[Send]:
-        effects: list[Send] = []
-        for change in changes:
-            match change:
-                case Send():
-                    effects.append(change)
-                case MemberJoined(member, register):
-                    self.changes.append(change)
-                    effects += self.dispatch.joined(member, register)
-                case MemberBack(member, register):
-                    effects += self.dispatch.reconnected(member, register)
-                case MemberAway(member) | MemberLeaving(member):
-                    self.dispatch.placement.reindex(self.dispatch.loads[member])
-                case MemberLost():
-                    self.changes.append(change)
-                    effects += self.dispatch.lost(change, now)
-        return effects
 
 
 def _refuse(peer: Peer, sender: str, message: Message) -> Send:

@@ -31,7 +31,7 @@ Not here: what happens to the member's work (machine.py), and how the end of a p
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from zmqdist import errors
 from zmqdist.events import Heard, Peer, PeerExpelled, PeerGone, ProcessExited, Send, Ticked
@@ -39,11 +39,17 @@ from zmqdist.limits import WORKERS_MAX
 from zmqdist.messages import SAID_GOODBYE, Goodbye, Leave, Refused, Register, Registered
 from zmqdist.scheduling.shared.registrations import worker_problem
 
+if TYPE_CHECKING:
+    from zmqdist.scheduling.dispatcher.machine import Dispatch
+
 BEAT_S_MIN = 1.0
 BEAT_S_PER_WORKER = 0.01
 """Seconds that each worker of the cluster adds to the interval between the heartbeats of a worker,
 so that all workers together send about 100 heartbeats a second. In a large cluster they send more,
 because the interval is at most a quarter of a lease."""
+
+LOSSES_KEPT = 100
+"""The number of losses that the history holds; older ones are only counted."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,22 +96,6 @@ class MemberJoined:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberBack:
-    """A member has reconnected as the same incarnation. `register.held` lists the leases that the
-    member still has."""
-
-    member: Member
-    register: Register
-
-
-@dataclass(frozen=True, slots=True)
-class MemberAway:
-    """The connection of a member has ended. The member may reconnect within its grace."""
-
-    member: Member
-
-
-@dataclass(frozen=True, slots=True)
 class MemberLost:
     """A member is lost. `settled` says whether it has ended or said Goodbye; if not, its slots may
     run until its lease ends (P5)."""
@@ -117,14 +107,6 @@ class MemberLost:
     settled: bool
 
 
-@dataclass(frozen=True, slots=True)
-class MemberLeaving:
-    """A member is about to leave, so the dispatcher must hand out no more work to it."""
-
-    member: Member
-
-
-Change: TypeAlias = MemberJoined | MemberBack | MemberAway | MemberLost | MemberLeaving
 Event: TypeAlias = Heard | PeerExpelled | PeerGone | ProcessExited | Ticked
 
 
@@ -143,12 +125,14 @@ class LossRecord:
 class Membership:
     """The members of a cluster; the module's docstring has the rules.
 
-    `handle` applies an event, and returns changes for the dispatch machine and messages to send, in
-    order.
+    `handle` applies an event, calls the dispatch machine for each change of the members, and returns
+    the messages to send, in order.
 
     Attributes:
       members: the members that are not lost, by (job, index).
       by_peer: the members that are connected, by connection.
+      changes: the members that have joined and the members that were lost, in order, until the
+        runtime takes them for the part that the dispatcher hosts.
       losses, losses_count: the last losses, and the number of all losses. A worker that stopped in
         good order is not a loss.
     """
@@ -156,6 +140,8 @@ class Membership:
     lease_s: float
     reconnect_grace_s: float
     cancel_grace_s: float
+    dispatch: Dispatch
+    changes: list[MemberJoined | MemberLost] = field(default_factory=list)
     members: dict[tuple[str, int], Member] = field(default_factory=dict)
     by_peer: dict[Peer, Member] = field(default_factory=dict)
     losses: list[LossRecord] = field(default_factory=list)
@@ -190,17 +176,15 @@ class Membership:
             member.heard_at = now
         return member
 
-    def handle(self, event: Event, now: float, *, watched: bool = True) -> list[Change | Send]:
+    def handle(self, event: Event, now: float, *, watched: bool = True) -> list[Send]:
         match event:
             case Heard(peer, Register() as register):
                 return self._register(peer, register, now, watched)
             case Heard(peer, Goodbye(reason)):
                 member = self.by_peer.get(peer)
-                return (
-                    []
-                    if member is None
-                    else [self._lose(member, reason or SAID_GOODBYE, 0, "", now, settled=True)]
-                )
+                if member is None:
+                    return []
+                return self._lose(member, reason or SAID_GOODBYE, 0, "", now, settled=True)
             case Heard(peer, Leave()):
                 member = self.by_peer.get(peer)
                 if member is None:
@@ -209,7 +193,8 @@ class Membership:
                 if member.leaving:
                     return []
                 member.leaving = True
-                return [MemberLeaving(member)]
+                self._reindex(member)
+                return []
             case Heard():
                 return []
             case PeerGone(peer):
@@ -219,32 +204,32 @@ class Membership:
                 return (
                     []
                     if member is None
-                    else [self._lose(member, reason, None, "", now, settled=False)]
+                    else self._lose(member, reason, None, "", now, settled=False)
                 )
             case ProcessExited():
                 return self._process_exited(event, now)
             case Ticked():
                 return self._expire(now)
 
-    def leave(self, member: Member, grace_s: float) -> list[Change | Send]:
+    def leave(self, member: Member, grace_s: float) -> list[Send]:
         """Tell a member to stop in good order within `grace_s`. This has no effect if the member is
         leaving already."""
         if member.leaving:
             return []
         member.leaving = True
         member.leave_grace_s = grace_s
-        changes: list[Change | Send] = [MemberLeaving(member)]
-        if member.peer is not None:
-            changes.append(Send(member.peer, Leave(grace_s)))
-        return changes
+        self._reindex(member)
+        return [] if member.peer is None else [Send(member.peer, Leave(grace_s))]
 
-    def _register(
-        self, peer: Peer, register: Register, now: float, watched: bool
-    ) -> list[Change | Send]:
+    def _reindex(self, member: Member) -> None:
+        """Have the dispatch machine hand out no more work to a member that is away or leaves."""
+        self.dispatch.placement.reindex(self.dispatch.loads[member])
+
+    def _register(self, peer: Peer, register: Register, now: float, watched: bool) -> list[Send]:
         refusal = self._refusal(peer, register)
         if refusal is not None:
             return [Send(peer, refusal)]
-        changes: list[Change | Send] = []
+        effects: list[Send] = []
         old = self._find(register)
         if old is not None and old.incarnation == register.incarnation:
             if old.peer is not None:
@@ -252,16 +237,15 @@ class Membership:
             self._away.pop(id(old), None)
             old.peer, old.heard_at = peer, now
             self.by_peer[peer] = old
-            changes = [Send(peer, self._registered(old, register)), MemberBack(old, register)]
+            effects.append(Send(peer, self._registered(old, register)))
+            effects += self.dispatch.reconnected(old, register)
             if old.leave_grace_s is not None:
                 # repeat the Leave, which may have been lost with the old connection
-                changes.append(Send(peer, Leave(old.leave_grace_s)))
-            return changes
+                effects.append(Send(peer, Leave(old.leave_grace_s)))
+            return effects
         if old is not None:
-            changes.append(
-                self._lose(
-                    old, "another process registered in its place", None, "", now, settled=False
-                )
+            effects += self._lose(
+                old, "another process registered in its place", None, "", now, settled=False
             )
         index = register.index if register.index >= 0 else self._lowest_free(register.job)
         member = Member(
@@ -284,11 +268,9 @@ class Membership:
         self.by_peer[peer] = member
         if not watched:
             self._unwatched.add(id(member))
-        return [
-            *changes,
-            Send(peer, self._registered(member, register)),
-            MemberJoined(member, register),
-        ]
+        self.changes.append(MemberJoined(member, register))
+        effects.append(Send(peer, self._registered(member, register)))
+        return effects + self.dispatch.joined(member, register)
 
     def _refusal(self, peer: Peer, register: Register) -> Refused | None:
         if problem := worker_problem(register):
@@ -338,7 +320,7 @@ class Membership:
         self._lowest[job] = index
         return index
 
-    def _note_disconnect(self, peer: Peer, now: float) -> list[Change | Send]:
+    def _note_disconnect(self, peer: Peer, now: float) -> list[Send]:
         member = self.by_peer.pop(peer, None)
         # The worker may have registered over a newer connection before this one ended.
         if member is None or member.peer != peer:
@@ -346,9 +328,10 @@ class Membership:
         member.peer = None
         member.away_until = now + self.reconnect_grace_s
         self._away[id(member)] = member
-        return [MemberAway(member)]
+        self._reindex(member)
+        return []
 
-    def _process_exited(self, event: ProcessExited, now: float) -> list[Change | Send]:
+    def _process_exited(self, event: ProcessExited, now: float) -> list[Send]:
         member = (
             self.by_peer.get(event.peer)
             if event.peer is not None
@@ -360,9 +343,9 @@ class Membership:
         if member is None or member.pid != event.pid:
             self._add_exit_code(event)
             return []
-        return [
-            self._lose(member, "its process ended", event.exit_code, event.log, now, settled=True)
-        ]
+        return self._lose(
+            member, "its process ended", event.exit_code, event.log, now, settled=True
+        )
 
     def _add_exit_code(self, event: ProcessExited) -> None:
         """Add the exit code to the record of a worker that was lost before the runtime saw its
@@ -373,25 +356,19 @@ class Membership:
                 record.exit_code = event.exit_code
                 return
 
-    def _expire(self, now: float) -> list[Change | Send]:
-        late = [m for m in self._away.values() if m.away_until <= now]
-        changes: list[Change | Send] = [
-            self._lose(
-                m, "its connection ended and it did not come back", None, "", now, settled=False
-            )
-            for m in late
-        ]
+    def _expire(self, now: float) -> list[Send]:
+        effects: list[Send] = []
+        for member in [m for m in self._away.values() if m.away_until <= now]:
+            reason = "its connection ended and it did not come back"
+            effects += self._lose(member, reason, None, "", now, settled=False)
         if self._unwatched:
-            silent = [
-                m
-                for m in self.members.values()
-                if not m.watched and m.heard_at + self.lease_s <= now
-            ]
-            changes += [
-                self._lose(m, "it was silent for a lease", None, "", now, settled=False)
-                for m in silent
-            ]
-        return changes
+            members = self.members.values()
+            silent = [m for m in members if not m.watched and m.heard_at + self.lease_s <= now]
+            for member in silent:
+                effects += self._lose(
+                    member, "it was silent for a lease", None, "", now, settled=False
+                )
+        return effects
 
     def _lose(
         self,
@@ -402,7 +379,7 @@ class Membership:
         now: float,
         *,
         settled: bool,
-    ) -> MemberLost:
+    ) -> list[Send]:
         del self.members[member.job, member.index]
         if self._by_incarnation.get((member.job, member.incarnation)) is member:
             del self._by_incarnation[member.job, member.incarnation]
@@ -418,20 +395,6 @@ class Membership:
             self.losses_count += 1
             self.losses.append(LossRecord(member.name, reason, exit_code, now))
             del self.losses[:-LOSSES_KEPT]
-        return MemberLost(member, reason, exit_code, log, settled)
-
-
-LOSSES_KEPT = 100
-"""The number of losses that the history holds; older ones are only counted."""
-
-__all__ = [
-    "Change",
-    "LossRecord",
-    "Member",
-    "MemberAway",
-    "MemberBack",
-    "MemberJoined",
-    "MemberLeaving",
-    "MemberLost",
-    "Membership",
-]
+        loss = MemberLost(member, reason, exit_code, log, settled)
+        self.changes.append(loss)
+        return self.dispatch.lost(loss, now)

@@ -260,7 +260,7 @@ class DispatcherRuntime(Generic[P]):
         if not self.opened:
             return
         self._perform(self.broker.handle(event, self.loop.now(), watched=watched))
-        if self.broker.changes:
+        if self.broker.membership.changes:
             self._report_members()
         queued = self.broker.dispatch.placement.queued
         if queued >= TRIM_WORTH_ITEMS:
@@ -278,7 +278,8 @@ class DispatcherRuntime(Generic[P]):
     def _report_members(self) -> None:
         """Tell the data service which members have joined and which were lost, and call the member
         watchers."""
-        changes, self.broker.changes = self.broker.changes, []
+        membership = self.broker.membership
+        changes, membership.changes = membership.changes, []
         for change in changes:
             match change:
                 case MemberJoined(member, register):
