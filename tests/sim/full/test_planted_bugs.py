@@ -57,7 +57,7 @@ def answered_again(former: Any, self: WorkerMachine, event: Any, now: float) -> 
 
 
 def all_started(former: Any, self: Dispatch, loss: MemberLost, now: float) -> Any:
-    self.started(loss.member, [*self.loads[loss.member].leases])
+    self.note_starts(loss.member, [*self.loads[loss.member].leases])
     return former(self, loss, now)
 
 
@@ -116,7 +116,7 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
         around(
             Membership,
             "__init__",
-            lambda former, self, lease_s, _, cut_s: former(self, lease_s, 1e9, cut_s),
+            lambda former, self, lease_s, _, *rest: former(self, lease_s, 1e9, *rest),
         ),
         "dispatch P",
     ),
