@@ -138,7 +138,9 @@ class WorkerServer:
     def in_contact(self) -> bool:
         """Whether the worker is registered with a dispatcher and connected to it."""
         runtime = self._runtime
-        return runtime.opened and runtime.machine.registered and not runtime.stopped.is_set()
+        return (
+            runtime.opened and runtime.machine.contact.registered and not runtime.stopped.is_set()
+        )
 
     @property
     def address(self) -> str:

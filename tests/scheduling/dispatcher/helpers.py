@@ -63,7 +63,7 @@ def submit(
     return hear(broker, peer, Submit(1, [(work, 0, lost, 7, b"%d" % work) for work in works]), now)
 
 
-def done(
+def finish(
     broker: Broker,
     *leases: int,
     peer: str = "w",
@@ -80,7 +80,7 @@ def begin(broker: Broker, *leases: int, peer: str = "w", now: float = 0.0) -> No
     assert hear(broker, peer, Done([], list(leases)), now) == []
 
 
-def given(effects: list[Send], *, careful: bool = False) -> list[tuple[str, int, int, int]]:
+def assigned_work(effects: list[Send], *, careful: bool = False) -> list[tuple[str, int, int, int]]:
     """Return the assigned work: (peer, lease, work, attempt)."""
     return [
         (str(effect.to), lease, int(payload), attempt)
@@ -91,4 +91,4 @@ def given(effects: list[Send], *, careful: bool = False) -> list[tuple[str, int,
 
 
 def leases_of(effects: list[Send]) -> list[int]:
-    return [lease for _, lease, _, _ in given(effects)]
+    return [lease for _, lease, _, _ in assigned_work(effects)]

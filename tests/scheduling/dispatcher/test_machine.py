@@ -12,9 +12,9 @@ import pytest
 
 from tests.scheduling.dispatcher.helpers import (
     SEEN,
+    assigned_work,
     coordinator,
-    done,
-    given,
+    finish,
     hear,
     leases_of,
     submit,
@@ -61,15 +61,19 @@ def test_queue_empties_although_worker_is_lost(broker: Broker) -> None:
     worker(broker, "v", 1, slots=4)
     effects = submit(broker, *range(50)) + broker.handle(SEEN, 0.5)
     left = [
-        lease for peer, lease, _, _ in given(effects) + given(effects, careful=True) if peer == "v"
+        lease
+        for peer, lease, _, _ in assigned_work(effects) + assigned_work(effects, careful=True)
+        if peer == "v"
     ]
     ended: list[int] = []
     while left:
-        effects = done(broker, left.pop(0), peer="v", now=1.0)
+        effects = finish(broker, left.pop(0), peer="v", now=1.0)
         ended += [
             item[0] for e in effects if isinstance(e.message, Results) for item in e.message.items
         ]
-        left += leases_of(effects) + [lease for _, lease, _, _ in given(effects, careful=True)]
+        left += leases_of(effects) + [
+            lease for _, lease, _, _ in assigned_work(effects, careful=True)
+        ]
     assert sorted(ended) == list(range(50))
     assert (broker.snapshot().queued, broker.snapshot().coordinators[0].finished) == (0, 50)
 
@@ -104,7 +108,7 @@ def test_window_grows_from_two_per_slot(
     now, most = 0.0, 0
     while left:
         now += 0.001
-        left += leases_of(done(broker, left.pop(0), now=now, busy_s=0.001))
+        left += leases_of(finish(broker, left.pop(0), now=now, busy_s=0.001))
         row = broker.snapshot().workers[0]
         assert row.leases == len(left) <= row.window
         most = max(most, row.leases)
@@ -118,10 +122,10 @@ def test_work_about_to_begin_stays(broker: Broker) -> None:
     now = 0.0
     while broker.snapshot().queued:
         now += 0.0005
-        left += leases_of(done(broker, left.pop(0), now=now, busy_s=0.0005))
+        left += leases_of(finish(broker, left.pop(0), now=now, busy_s=0.0005))
     while len(left) > 5:  # five at 2,000 a second are 2.5 ms
         now += 0.0005
-        done(broker, left.pop(0), now=now, busy_s=0.0005)
+        finish(broker, left.pop(0), now=now, busy_s=0.0005)
     assert worker(broker, "v", 1, now=now)[1:] == []
     overdue = broker.deadline
     assert overdue is not None
@@ -153,7 +157,7 @@ def test_cost_of_event_is_independent_of_workers(
     for index in range(50):
         hear(broker, f"w{index}", Beat())
     assert (len(looked_at), broker.deadline) == (50, 1.0)
-    done(broker, 1, peer="w0")
+    finish(broker, 1, peer="w0")
     assert len(looked_at) == 50, "it holds no more than it can begin"
     assert Send("w1", StealRequest([52])) in broker.handle(Ticked(), 1.0)
 

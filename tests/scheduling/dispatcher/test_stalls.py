@@ -8,14 +8,14 @@ import pytest
 from tests.scheduling.dispatcher.helpers import (
     begin,
     coordinator,
-    done,
+    finish,
     hear,
     leases_of,
     submit,
     worker,
 )
 from zmqdist.events import PeerGone, Send, Ticked
-from zmqdist.messages import RegisterCoordinator, Stalled, Submit
+from zmqdist.messages import Define, RegisterCoordinator, Stalled, Submit
 from zmqdist.scheduling.dispatcher.machine import STALLED_S, Broker
 from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 
@@ -29,7 +29,7 @@ def nested(broker: Broker, peer: str = "n", number: int = 2, now: float = 0.0) -
 
 
 def coordinator_functions(broker: Broker, peer: str) -> None:
-    broker.dispatch.define(broker.dispatch.sessions[peer], [(7, b"f")])
+    hear(broker, peer, Define([(7, b"f")]))
 
 
 def told(effects: list[Send]) -> list[Send]:
@@ -65,7 +65,7 @@ def test_stall_is_reported_once(full: Broker) -> None:
 def test_progress_postpones_report(full: Broker) -> None:
     submit(full, 13, peer="n", now=LATER + 1)
     assert full.dispatch.deadline == LATER + 1 + STALLED_S
-    done(full, 1, now=LATER + 2)
+    finish(full, 1, now=LATER + 2)
     assert full.dispatch.deadline == LATER + 2 + STALLED_S
 
 

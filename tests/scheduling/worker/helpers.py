@@ -34,7 +34,7 @@ def welcome(serial: int) -> Registered:
     return Registered(3, BEAT_S, LEASE_S, 5.0, serial)
 
 
-def make(
+def new_machine(
     slots: int = 1,
     *,
     threads: bool = False,
@@ -59,12 +59,14 @@ def ready(
     slots: int = 1, *, threads: bool = False, start_delay: tuple[float, float] = (0.0, 0.0)
 ) -> WorkerMachine:
     """A registered worker with index 3, whose slots have started."""
-    worker = make(slots, threads=threads, start_delay=start_delay)
-    do(worker, *map(SlotReady, range(slots)), DispatcherConnected(LIFE), Heard(DISPATCHER, WELCOME))
+    worker = new_machine(slots, threads=threads, start_delay=start_delay)
+    handle(
+        worker, *map(SlotReady, range(slots)), DispatcherConnected(LIFE), Heard(DISPATCHER, WELCOME)
+    )
     return worker
 
 
-def do(worker: WorkerMachine, *events: Event, now: float = 0.0) -> list[Effect]:
+def handle(worker: WorkerMachine, *events: Event, now: float = 0.0) -> list[Effect]:
     """Return the effects of an event without the times in its reports, which few tests need."""
     return [_timeless(effect) for event in events for effect in worker.handle(event, now)]
 
@@ -76,7 +78,7 @@ def _timeless(effect: Effect) -> Effect:
 
 
 def hear(worker: WorkerMachine, message: Message, now: float = 0.0) -> list[Effect]:
-    return do(worker, Heard(DISPATCHER, message), now=now)
+    return handle(worker, Heard(DISPATCHER, message), now=now)
 
 
 def assign(
@@ -93,7 +95,7 @@ def assign(
 def finish(
     worker: WorkerMachine, *positions: int, slot: int = 0, kind: int = VALUE, now: float = 0.0
 ) -> list[Effect]:
-    return do(
+    return handle(
         worker, SlotFinished(slot, [(position, kind, b"r") for position in positions]), now=now
     )
 

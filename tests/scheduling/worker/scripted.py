@@ -89,7 +89,7 @@ class Script:
         machine = self.machine
         if machine.exit is not None:
             yield f"ended code={machine.exit.code}"
-        yield f"registered={machine.registered} index={machine.index} running={machine.running}"
+        yield f"registered={machine.contact.registered} index={machine.index} running={machine.running}"
         for slot in machine.slots:
             items = " ".join(leased_text((at, *item[1:])) for at, item in slot.given)
             yield f"slot {slot.index} {slot.state.value} {items}".rstrip()

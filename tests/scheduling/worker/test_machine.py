@@ -15,10 +15,10 @@ from tests.scheduling.worker.helpers import (
     LIFE,
     WELCOME,
     assign,
-    do,
     finish,
+    handle,
     hear,
-    make,
+    new_machine,
     outcome,
     ready,
     registration,
@@ -54,25 +54,27 @@ def test_promise_of_machine_has_transcript() -> None:
 
 
 def test_lasting_refusal_ends_worker_after_its_leases() -> None:
-    worker = make()
-    do(worker, DispatcherConnected(LIFE))
+    worker = new_machine()
+    handle(worker, DispatcherConnected(LIFE))
     now, refusals, effects = 0.0, 0, []
     while worker.exit is None:
         effects = hear(worker, Refused(errors.ALREADY_EXISTS, "is here already"), now)
         refusals += 1
         if worker.exit is None:
             now = worker.deadline or 0.0
-            assert do(worker, Ticked(), now=now) == [registration(index=-1, serial=refusals + 1)]
+            assert handle(worker, Ticked(), now=now) == [
+                registration(index=-1, serial=refusals + 1)
+            ]
     assert effects[-1] == Exit(errors.ALREADY_EXISTS, "is here already")
     assert LEASE_S < now < 2 * LEASE_S
 
 
 def test_registration_says_who_chose_index() -> None:
     for named in (False, True):
-        worker = make(index=3 if named else -1)
-        do(worker, DispatcherConnected(LIFE))
+        worker = new_machine(index=3 if named else -1)
+        handle(worker, DispatcherConnected(LIFE))
         hear(worker, WELCOME)
-        (again,) = do(worker, DispatcherDisconnected(), DispatcherConnected(LIFE + 1))
+        (again,) = handle(worker, DispatcherDisconnected(), DispatcherConnected(LIFE + 1))
         assert again == registration(index=3, named=named)
         assert (again.message.index, again.message.named) == (3, named)
 
@@ -83,7 +85,7 @@ def test_accepted_registration_resets_refusals(worker: WorkerMachine) -> None:
         for refusal in range(1, 31):
             assert hear(worker, Refused(errors.FAILED_PRECONDITION, "who?"), now) == []
             now += 0.25
-            assert registration(index=3, serial=30 * round_ + refusal + 1) in do(
+            assert registration(index=3, serial=30 * round_ + refusal + 1) in handle(
                 worker, Ticked(), now=now
             )
         hear(worker, welcome(30 * (round_ + 1) + 1), now)
@@ -100,16 +102,16 @@ def test_messages_refused_together_count_once(worker: WorkerMachine) -> None:
             )
             == []
         )
-    assert do(worker, Ticked(), now=0.25) == [registration(index=3, serial=2)]
+    assert handle(worker, Ticked(), now=0.25) == [registration(index=3, serial=2)]
 
 
 def test_many_outcomes_take_several_messages(worker: WorkerMachine) -> None:
     count = BATCH_ITEMS_MAX + 1
     assign(worker, *range(1, count + 1))
-    do(worker, DispatcherDisconnected())
+    handle(worker, DispatcherDisconnected())
     for position in range(1, count + 1):
         assert not [effect for effect in finish(worker, position) if isinstance(effect, Send)]
-    do(worker, DispatcherConnected(LIFE))
+    handle(worker, DispatcherConnected(LIFE))
     sizes = [len(e.message.outcomes) for e in hear(worker, WELCOME) if isinstance(e, Send)]
     assert sizes == [BATCH_ITEMS_MAX, 1]
 
@@ -124,4 +126,4 @@ def test_silent_slot_is_stuck(worker: WorkerMachine) -> None:
     assert worker.deadline == STUCK_S
     finish(worker, 3, now=0.015)
     assign(worker, 6, now=0.015)
-    assert do(worker, Ticked(), now=STUCK_S) == []
+    assert handle(worker, Ticked(), now=STUCK_S) == []

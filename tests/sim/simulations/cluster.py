@@ -520,7 +520,7 @@ class SimCluster:
         for worker in self.workers:
             connection = worker.connection
             if (
-                worker.machine.registered
+                worker.machine.contact.registered
                 and connection is not None
                 and connection.open
                 and worker.process.alive

@@ -459,7 +459,7 @@ class SimDataWorker:
         machine, clock = self._machine, self.sim.clock
         if not self.alive:
             return
-        before = machine.registered
+        before = machine.contact.registered
         for effect in machine.handle(event, clock.now):
             match effect:
                 case Send(_, Register() as message) if self.link is not None:
@@ -468,7 +468,7 @@ class SimDataWorker:
                     raise AssertionError(
                         f"D6: {self.name} is alive, and its machine ends it: {effect}"
                     )
-        if machine.registered and not before:
+        if machine.contact.registered and not before:
             self.ask_work()
         due = machine.deadline
         if due is not None and not clock.now < self._tick_at <= due:

@@ -249,9 +249,6 @@ class Dispatch:
             effects.append(Send(peer, Members([_member_row(member) for member in self.loads], [])))
         return effects
 
-    def define(self, session: CoordinatorSession, functions: list[tuple[int, bytes]]) -> None:
-        session.functions.update(functions)
-
     def forget(
         self, session: CoordinatorSession, functions: list[int], *, everywhere: bool = False
     ) -> list[Send]:
@@ -1053,7 +1050,7 @@ class Broker:
             case Submit():
                 return self.dispatch.submit(session, message, now)
             case Define(functions):
-                self.dispatch.define(session, functions)
+                session.functions.update(functions)
                 return []
             case Forget(_, functions, everywhere):
                 return self.dispatch.forget(session, functions, everywhere=everywhere)

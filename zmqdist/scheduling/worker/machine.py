@@ -319,6 +319,7 @@ class WorkerMachine:
     """The leases, slots and connection of one worker; the module's docstring has the rules.
 
     Attributes:
+      contact: the state of the contact with the dispatcher.
       queue, slots: the work that waits for a slot, and the slots.
       functions: the pickled functions, by (coordinator, number).
       results: the outcomes of the bulk results that the worker holds, by lease.
@@ -370,7 +371,7 @@ class WorkerMachine:
         self.results: dict[int, Outcome] = {}
         self._outcomes: list[Outcome] = []
         self._starts: list[int] = []
-        self._contact = Contact(orphan_limit_s, now + orphan_limit_s, named=index >= 0)
+        self.contact = Contact(orphan_limit_s, now + orphan_limit_s, named=index >= 0)
         self.leave_at: float | None = None
         self._spawn_failures, self._stagger = 0, Stagger(*start_delay)
         self._announced: tuple[int, int] | None = None
@@ -384,23 +385,13 @@ class WorkerMachine:
         """
         if self.exit is not None:
             return None
-        first = earliest(earliest(self._contact.deadline, self.leave_at), self._stagger.until)
+        first = earliest(earliest(self.contact.deadline, self.leave_at), self._stagger.until)
         for slot in self.slots:
             if slot.abort_at and self.can_kill:
                 first = earliest(first, slot.kill_at)
             if len(slot.given) > 1 and _could_balance(slot, self.slots, self.queue):
                 first = earliest(first, slot.reported_at + STUCK_S)
         return first
-
-    @property
-    def registered(self) -> bool:
-        """Whether the worker is registered with a dispatcher and connected to it."""
-        return self._contact.registered
-
-    @property
-    def lease_s(self) -> float:
-        """The dispatcher's lease; 0 before the first registration."""
-        return self._contact.lease_s
 
     @property
     def busy_slots(self) -> int:
@@ -453,7 +444,7 @@ class WorkerMachine:
             case DispatcherConnected(incarnation):
                 return self._dispatcher_up(incarnation, now)
             case DispatcherDisconnected():
-                self._contact.disconnected(now)
+                self.contact.disconnected(now)
                 return []
             case LeaveRequested(grace_s):
                 return self._leave(grace_s, now)
@@ -464,7 +455,9 @@ class WorkerMachine:
 
     def _handle_message(self, message: object, now: float) -> list[Effect]:
         match message:
-            case Assign(functions, items, report_before_start, workers, pinned) if self.registered:
+            case Assign(functions, items, report_before_start, workers, pinned) if (
+                self.contact.registered
+            ):
                 self.workers = workers
                 self._stagger.note_arrival(items, self.index, now)
                 if not self.running:
@@ -472,20 +465,20 @@ class WorkerMachine:
                 for coordinator, fn, pickled in functions:
                     self.functions[coordinator, fn] = pickled
                 self.queue.put(items, report_before_start=report_before_start, pinned=pinned)
-                return self._return_queue() if self.leaving else []
+                return self._returned(self.queue.empty()) if self.leaving else []
             case Registered(index, beat_s, lease_s, _, serial) if serial in (
                 0,
-                self._contact.serial,
+                self.contact.serial,
             ):
                 self.index = index
-                postponed = self._contact.accepted(beat_s, lease_s, now)
+                postponed = self.contact.accepted(beat_s, lease_s, now)
                 self._outcomes = [
                     *self.results.values(),
                     *(o for o in self._outcomes if o[0] not in self.results),
                 ]
                 return [*self._announce_leave(), *postponed]
             case Beat():
-                self._contact.echoed(now)
+                self.contact.echoed(now)
                 return []
             case StealRequest(leases):
                 lease_set = set(leases)
@@ -506,21 +499,21 @@ class WorkerMachine:
                 return self._leave(grace_s, now)
             case Refused(code, text, final):
                 return (
-                    [] if not final and self._contact.refused(code, now) else self._exit(code, text)
+                    [] if not final and self.contact.refused(code, now) else self._exit(code, text)
                 )
             case _:
                 return []
 
     def _dispatcher_up(self, incarnation: int, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        if self._contact.connected(incarnation):
+        if self.contact.connected(incarnation):
             effects += self._abandon()
             self.functions.clear()
         self._announced = None
         return effects + self._register(now)
 
     def _register(self, now: float) -> list[Effect]:
-        self._contact.note_registration(now)
+        self.contact.note_registration(now)
         held_leases = [item[0] for item in self.queue]
         held_leases += [
             lease
@@ -536,7 +529,7 @@ class WorkerMachine:
             if slot.state is SlotState.LEFT_OVER
             for _, item in slot.given
         ]
-        template, contact = self._register_template, self._contact
+        template, contact = self._register_template, self.contact
         index = -1 if contact.index_conflict else self.index
         by_dispatcher, serial = index >= 0 and not contact.named, contact.serial
         register = replace(
@@ -550,7 +543,7 @@ class WorkerMachine:
         return [Send(DISPATCHER, register)]
 
     def _tick(self, now: float) -> list[Effect]:
-        contact = self._contact
+        contact = self.contact
         effects: list[Effect] = []
         if contact.orphan_at is not None and now >= contact.orphan_at:
             return self._exit(errors.UNAVAILABLE, f"no dispatcher for {contact.orphan_limit_s:g} s")
@@ -578,7 +571,7 @@ class WorkerMachine:
         return effects + (kill_overdue(self.slots, now) if self.can_kill else [])
 
     def _beat(self, now: float) -> Send:
-        self._contact.note_beat(now)
+        self.contact.note_beat(now)
         return Send(DISPATCHER, Beat())
 
     # -- stopping ----------------------------------------------------------------------------------
@@ -618,12 +611,12 @@ class WorkerMachine:
         reclaims = [
             effect for slot in self.slots if len(slot.given) > 1 for effect in _reclaim(slot)
         ]
-        return [*self._announce_leave(), *self._return_queue(), *reclaims]
+        return [*self._announce_leave(), *self._returned(self.queue.empty()), *reclaims]
 
     def _announce_leave(self) -> list[Effect]:
         """Tell the dispatcher that the worker leaves, so that it does not assign returned work to
         this worker again."""
-        return [Send(DISPATCHER, Leave(0.0))] if self.leaving and self.registered else []
+        return [Send(DISPATCHER, Leave(0.0))] if self.leaving and self.contact.registered else []
 
     def _leave_if_idle(self) -> list[Effect]:
         idle = not (self.busy_slots or self.queue or (self.serving and self.leave_at is not None))
@@ -632,21 +625,18 @@ class WorkerMachine:
     def _exit(self, code: int, text: str) -> list[Effect]:
         effects: list[Effect] = self._report()
         self.exit = Exit(code, text)
-        if self._contact.up:
+        if self.contact.up:
             effects.append(Send(DISPATCHER, Goodbye()))
         return [*effects, self.exit]
 
-    def _return_queue(self) -> list[Effect]:
-        return self._returned(self.queue.empty())
-
     def _returned(self, leases: list[int]) -> list[Effect]:
-        return [*self._contact.report(LeasesReturned(leases))] if leases else []
+        return [*self.contact.report(LeasesReturned(leases))] if leases else []
 
     def _return_unbegun(self, leases: set[int]) -> list[Effect]:
         back = self.queue.take_out(leases)
         # The report is sent even if `back` is empty, because the dispatcher waits for one
         # LeasesReturned for each StealRequest.
-        effects: list[Effect] = [*self._contact.report(LeasesReturned(back))]
+        effects: list[Effect] = [*self.contact.report(LeasesReturned(back))]
         for slot in self.slots:
             unbegun = leases & slot.unbegun()
             if unbegun:
@@ -693,13 +683,13 @@ class WorkerMachine:
             return []
         lease = self.queue[0][0]
         if self._announced is None or self._announced[0] != lease:
-            if not self.registered:
+            if not self.contact.registered:
                 return []
             beat = self._beat(now)
-            self._announced = (lease, self._contact.beats_sent)
+            self._announced = (lease, self.contact.beats_sent)
             self.queue.announced = lease
             return [Send(DISPATCHER, Done([], [lease])), beat]
-        if self._contact.beats_echoed < self._announced[1]:
+        if self.contact.beats_echoed < self._announced[1]:
             return []
         self._announced = None
         self.queue.report_before_start.discard(lease)
@@ -822,7 +812,7 @@ class WorkerMachine:
                 # Report the start first, because the dispatcher charges only work that has begun.
                 self._starts.append(lease)
                 effects += self._report()
-                effects += self._contact.report(SlotsLost([(lease, event.exit_code, event.log)]))
+                effects += self.contact.report(SlotsLost([(lease, event.exit_code, event.log)]))
             elif position < event.position:
                 # this function has ended, but its outcome is lost with the slot process
                 back.append(lease)
@@ -859,7 +849,7 @@ class WorkerMachine:
 
     def _report(self, now: float | None = None) -> list[Effect]:
         """Report outcomes and starts since the last report, in as few messages as possible."""
-        if not self.registered or not (self._outcomes or self._starts):
+        if not self.contact.registered or not (self._outcomes or self._starts):
             return []
         outcomes, starts = self._outcomes, self._starts
         self._outcomes, self._starts = [], []
@@ -872,7 +862,7 @@ class WorkerMachine:
             busy_us = 0 if since is None else int((now - since) * 1e6)
         for part in split(outcomes):
             effects.append(
-                Send(DISPATCHER, Done(part, starts, busy_us, int(self._contact.trip_s * 1e6)))
+                Send(DISPATCHER, Done(part, starts, busy_us, int(self.contact.trip_s * 1e6)))
             )
             starts, busy_us = [], 0
         return effects

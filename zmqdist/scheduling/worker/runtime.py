@@ -259,7 +259,7 @@ class WorkerRuntime(Generic[P]):
         """Return the record for `WorkerServer.snapshot`. Call it in the loop's thread."""
         machine, cache = self.machine, self._cache
         return WorkerSnapshot(
-            registered=machine.registered,
+            registered=machine.contact.registered,
             leaving=machine.leaving,
             running=machine.running,
             waiting=len(machine.queue),
@@ -334,12 +334,12 @@ class WorkerRuntime(Generic[P]):
         # The parts were fetched for work that has ended.
         if self._cache.nbytes and not machine.running:
             self._cache.drop()
-        if machine.registered and not self._registered.is_set():
+        if machine.contact.registered and not self._registered.is_set():
             self._registered.set()
             if self._children is not None:
-                self._children.watch(machine.lease_s / 2)
-        if machine.registered != self._in_contact:
-            self._in_contact = machine.registered
+                self._children.watch(machine.contact.lease_s / 2)
+        if machine.contact.registered != self._in_contact:
+            self._in_contact = machine.contact.registered
             if self._in_contact:
                 self._store.holder = f"{machine.job}:{machine.index}"
                 self.part.registered()
