@@ -514,7 +514,7 @@ class SimDataWorker:
                     self._ask(request, has, done)
                 case RequestWorkLater():
                     self.sim.clock.after(
-                        0.05, lambda: self.ask_work() if self._machine.registered else None
+                        0.05, lambda: self.ask_work() if self._machine.contact.registered else None
                     )
                 case BeginTask(task):
                     assert task.id not in self.tasks, f"T3: {self.name} begins task {task.id} twice"
