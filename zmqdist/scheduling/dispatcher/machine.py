@@ -435,6 +435,10 @@ class Dispatch:
         self.placement.reindex(load)
         return effects
 
+    def restricted(self, member: Member) -> None:
+        """Hand out no more work to a member that is away or leaves."""
+        self.placement.reindex(self.loads[member])
+
     def lost(self, loss: MemberLost, now: float) -> list[Send]:
         member, exit_code, log, settled = loss.member, loss.exit_code, loss.log, loss.settled
         load = self.loads.pop(member)

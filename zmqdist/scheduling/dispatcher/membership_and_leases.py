@@ -31,16 +31,13 @@ Not here: what happens to the member's work (machine.py), and how the end of a p
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
 from zmqdist import errors
 from zmqdist.events import Heard, Peer, PeerExpelled, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.limits import WORKERS_MAX
 from zmqdist.messages import SAID_GOODBYE, Goodbye, Leave, Refused, Register, Registered
 from zmqdist.scheduling.shared.registrations import worker_problem
-
-if TYPE_CHECKING:
-    from zmqdist.scheduling.dispatcher.machine import Dispatch
 
 BEAT_S_MIN = 1.0
 BEAT_S_PER_WORKER = 0.01
@@ -110,6 +107,19 @@ class MemberLost:
 Event: TypeAlias = Heard | PeerExpelled | PeerGone | ProcessExited | Ticked
 
 
+class MemberWork(Protocol):
+    """The dispatch machine (machine.py), as the membership calls it for each change of the members.
+    The methods return the messages to send."""
+
+    def joined(self, member: Member, register: Register) -> list[Send]: ...
+
+    def reconnected(self, member: Member, register: Register) -> list[Send]: ...
+
+    def restricted(self, member: Member) -> None: ...
+
+    def lost(self, loss: MemberLost, now: float) -> list[Send]: ...
+
+
 @dataclass(slots=True)
 class LossRecord:
     """One lost worker in the history that `zmqdist status` shows. `at` is the time of the loss by
@@ -140,7 +150,7 @@ class Membership:
     lease_s: float
     reconnect_grace_s: float
     cancel_grace_s: float
-    dispatch: Dispatch
+    dispatch: MemberWork
     changes: list[MemberJoined | MemberLost] = field(default_factory=list)
     members: dict[tuple[str, int], Member] = field(default_factory=dict)
     by_peer: dict[Peer, Member] = field(default_factory=dict)
@@ -193,7 +203,7 @@ class Membership:
                 if member.leaving:
                     return []
                 member.leaving = True
-                self._reindex(member)
+                self.dispatch.restricted(member)
                 return []
             case Heard():
                 return []
@@ -218,12 +228,8 @@ class Membership:
             return []
         member.leaving = True
         member.leave_grace_s = grace_s
-        self._reindex(member)
+        self.dispatch.restricted(member)
         return [] if member.peer is None else [Send(member.peer, Leave(grace_s))]
-
-    def _reindex(self, member: Member) -> None:
-        """Have the dispatch machine hand out no more work to a member that is away or leaves."""
-        self.dispatch.placement.reindex(self.dispatch.loads[member])
 
     def _register(self, peer: Peer, register: Register, now: float, watched: bool) -> list[Send]:
         refusal = self._refusal(peer, register)
@@ -328,7 +334,7 @@ class Membership:
         member.peer = None
         member.away_until = now + self.reconnect_grace_s
         self._away[id(member)] = member
-        self._reindex(member)
+        self.dispatch.restricted(member)
         return []
 
     def _process_exited(self, event: ProcessExited, now: float) -> list[Send]:
