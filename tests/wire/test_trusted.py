@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import types
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -650,3 +651,20 @@ def test_group_of_any_size_keeps_class() -> None:
     inner, odd, locked = unpack_error(pack_error(outer)).exceptions  # type: ignore[attr-defined]
     assert {type(member) for member in inner.exceptions} == {ValueError}
     assert (type(odd), type(locked)) == (Odd, Locked)
+
+
+@pytest.mark.parametrize(
+    ("fn", "name"),
+    [
+        (len, "builtins.len"),
+        (str.upper, "str.upper"),
+        (bytes.__add__, "bytes.__add__"),
+        ("a".upper, "str.upper"),
+        (int.from_bytes, "int.from_bytes"),
+        (functools.partial(str.upper), "str.upper"),
+        (OrderedDict, "collections.OrderedDict"),
+    ],
+)
+def test_function_name_of_builtins(fn: Any, name: str) -> None:
+    assert trusted.describe(fn) == name
+    assert callable(trusted.unpack(trusted.pack_function(fn)))

@@ -688,12 +688,13 @@ def type_name(value: Any) -> str:
 
 def describe(fn: Any) -> str:
     """Return `module.name` of a function, method, partial, class or callable object, for error
-    texts."""
+    texts; `str.upper` and the like have no module."""
     if isinstance(fn, functools.partial):
         return describe(fn.func)
     if getattr(fn, "__qualname__", None) is None:
         fn = type(fn)
-    return f"{fn.__module__}.{fn.__qualname__}"
+    module = getattr(fn, "__module__", None)
+    return f"{module}.{fn.__qualname__}" if module else fn.__qualname__
 
 
 def pack_function(fn: Callable[..., Any]) -> bytes:
