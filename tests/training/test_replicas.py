@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.scheduling.coordinator.test_callbacks import refuse_threads
+from tests.scheduling.coordinator.helpers import refuse_threads
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.optimizers import SGD

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
+from tests.scheduling.coordinator.helpers import Gate, passes_gate, refuse_threads
 from tests.scheduling.work import until
 from zmqdist.coordinator import ClusterCoordinator
 
@@ -21,18 +22,6 @@ CALLBACKS = "zmqdist-callbacks"
 
 def threads_of_callbacks() -> int:
     return sum(thread.name == CALLBACKS for thread in threading.enumerate())
-
-
-def refuse_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Threads of this name cannot be started, as where the process may have no more."""
-    start = threading.Thread.start
-
-    def refusing(thread: threading.Thread) -> None:
-        if thread.name == name:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refusing)
 
 
 def exits_thread(_: object) -> None:
@@ -75,17 +64,6 @@ def test_a_callback_that_comes_after_the_end_is_called_and_leaves_no_thread(
     value.add_done_callback(called.append)
     until(lambda: called == [value])
     until(lambda: threads_of_callbacks() <= before)
-
-
-class Gate:
-    """Two functions wait here, until the test has registered its callback."""
-
-    opened = threading.Event()
-
-
-def passes_gate(number: int) -> int:
-    assert Gate.opened.wait(20)
-    return number
 
 
 def called_back(

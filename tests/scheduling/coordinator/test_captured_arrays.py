@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.scheduling.coordinator.stalled import sent_by_coordinators
-from tests.scheduling.coordinator.test_snapshots import shipped
+from tests.scheduling.coordinator.helpers import functions_sent, record_sent
 from tests.scheduling.work import begun, go, until, waits
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue
 from zmqdist.limits import INLINE_BYTES_MAX
-from zmqdist.transport import shm_pool
 from zmqdist.wire.trusted import pack_function
 
 SIZE = 2**18
@@ -173,13 +171,13 @@ def test_a_captured_frozen_array_is_never_copied_and_arrives_read_only(
 def test_the_function_goes_to_the_dispatcher_once_while_its_large_array_does_not_change(
     in_processes: ClusterCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent = sent_by_coordinators(monkeypatch)
+    sent = record_sent(monkeypatch)
     gates = occupy(in_processes, tmp_path)
     frozen, array = zd.freeze(np.zeros(SIZE)), np.zeros(SIZE)
     values = [in_processes.schedule(lambda: float(frozen[7] + array[7])) for _ in range(20)]
     go(tmp_path)
     assert in_processes.fetch([gates, values]) == [["0", "1"], [0.0] * 20]
-    assert sum(shipped(sent)) == 2, "the one that waits, and this one"
+    assert sum(functions_sent(sent)) == 2, "the one that waits, and this one"
 
 
 def changing(array: Any) -> Iterator[int]:
@@ -269,12 +267,9 @@ def test_what_is_freed_is_forgotten_with_the_next_large_function(
 
 
 def test_a_worker_that_has_let_go_of_a_captured_array_gets_it_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    no_shared_memory: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Without shared memory, so that the worker fetches it; it keeps less than two of them."""
-    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
-    monkeypatch.setattr(shm_pool, "_pool", None)
-    monkeypatch.setattr(shm_pool, "_tried", False)
     monkeypatch.setattr("zmqdist.scheduling.worker.worker_cache.WORKER_CACHE_BYTES_MAX", 8 * SIZE)
     one, two = (Model(np.full(SIZE, number)) for number in (1, 2))
     with (

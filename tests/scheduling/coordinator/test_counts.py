@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
-from tests.scheduling.coordinator.stalled import stalled
+from tests.scheduling.coordinator.helpers import functions_sent, record_sent, stalled
 from tests.scheduling.work import until
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.limits import BATCH_ITEMS_MAX
@@ -46,8 +46,9 @@ def test_what_gathers_while_the_loop_is_busy_leaves_in_full_messages(
 
 
 def test_a_function_is_pickled_once_and_unpickled_once_in_each_slot(
-    in_processes: ClusterCoordinator,
+    in_processes: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sent = record_sent(monkeypatch)
     text = "".join(["it is ", "another one each time that it is unpickled"])
 
     def plain(_: int) -> int:
@@ -60,6 +61,7 @@ def test_a_function_is_pickled_once_and_unpickled_once_in_each_slot(
     before = in_processes.snapshot().functions_pickled
     assert in_processes.fetch(in_processes.map(plain, range(WORKS))) == [1] * WORKS
     assert in_processes.snapshot().functions_pickled == before + 1
+    assert functions_sent(sent) == [1]
 
 
 def test_a_function_that_captures_what_may_change_is_unpickled_for_each_run(

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.scheduling.coordinator.stalled import stalled
+from tests.scheduling.coordinator.helpers import stalled
 from tests.scheduling.work import begun, go, until, waits
 from zmqdist import errors, limits
 from zmqdist.coordinator import ClusterCoordinator, RemoteValueStatus
@@ -47,11 +47,6 @@ def bad(number: int = 0) -> None:
     raise errors.InvalidArgumentError(None, None, f"assertion {number} failed")
 
 
-def until_it_raises(coordinator: ClusterCoordinator, fn: Any) -> None:
-    with pytest.raises(errors.InvalidArgumentError):
-        until(lambda: coordinator.schedule(fn) is None)
-
-
 class Loses(Exception):
     """Cannot be pickled: it holds a lock."""
 
@@ -74,38 +69,6 @@ def raises(error: type[BaseException], *args: Any) -> None:
 
 
 # -- the round -------------------------------------------------------------------------------------
-
-
-def test_join_raise_error(coordinator: ClusterCoordinator) -> None:
-    for _ in range(3):
-        coordinator.schedule(good)
-    coordinator.schedule(bad)
-    with pytest.raises(errors.InvalidArgumentError, match="assertion 0 failed"):
-        coordinator.join(20)
-
-
-def test_schedule_raise_error(coordinator: ClusterCoordinator) -> None:
-    for _ in range(3):
-        coordinator.schedule(good)
-    coordinator.schedule(bad)
-    until_it_raises(coordinator, good)
-    coordinator.join(20)
-
-
-def test_schedule_raise_error_with_multiple_failure(coordinator: ClusterCoordinator) -> None:
-    coordinator.schedule(bad)
-    until_it_raises(coordinator, bad)
-    coordinator.join(0)
-    assert coordinator.done()
-
-
-def test_error_will_be_cleared(coordinator: ClusterCoordinator) -> None:
-    for _ in range(2):
-        for number in range(4):
-            coordinator.schedule(bad if number == 3 else good)
-        with pytest.raises(errors.InvalidArgumentError):
-            coordinator.join(20)
-        coordinator.join(0)
 
 
 def test_remote_value_return_error(coordinator: ClusterCoordinator) -> None:
@@ -333,6 +296,7 @@ def test_fetch_turns_tensors_into_arrays_and_get_does_not(coordinator: ClusterCo
     value = coordinator.schedule(lambda: {"a": [Tensor(1, 2), None], "b": (3.5, "x")})
     got, fetched = value.get(20), value.fetch()
     assert isinstance(got["a"][0], Tensor)
+    assert isinstance(coordinator.gather([value])[0]["a"][0], Tensor)
     assert isinstance(fetched["a"][0], np.ndarray)
     assert fetched["a"][0].tolist() == [1, 2]
     assert fetched["a"][1] is None

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
-from tests.scheduling.coordinator.test_callbacks import refuse_threads
+from tests.scheduling.coordinator.helpers import refuse_threads
 from tests.scheduling.work import begun, exits, go, until, waits, writes
 from zmqdist import errors
 from zmqdist.scheduling.coordinator import broken_pool
@@ -64,13 +64,24 @@ def test_map_with_a_buffersize_submits_as_results_are_taken(threads: zd.local_cl
 
 
 @pytest.mark.parametrize(
-    ("buffersize", "error"), [(0, ValueError), (-1, ValueError), (1.0, TypeError)]
+    ("options", "arguments", "error", "message"),
+    [
+        ({}, {"buffersize": 0}, ValueError, "buffersize must be"),
+        ({}, {"buffersize": -1}, ValueError, "buffersize must be"),
+        ({}, {"buffersize": 1.0}, TypeError, "buffersize must be"),
+        ({}, {"chunksize": 0}, ValueError, "chunksize must be >= 1"),
+        ({}, {"chunksize": -1}, ValueError, "chunksize must be >= 1"),
+        ({"max_workers": 0}, {}, ValueError, "max_workers must be greater than 0"),
+        ({"max_workers": -1}, {}, ValueError, "max_workers must be greater than 0"),
+        ({"initializer": 5}, {}, TypeError, "initializer is .*, wants a function or None"),
+    ],
+    ids=str,
 )
-def test_a_buffersize_that_is_none_is_refused(
-    threads: zd.local_cluster, buffersize: Any, error: type[Exception]
+def test_wrong_arguments_are_refused(
+    threads: zd.local_cluster, options: Any, arguments: Any, error: type[Exception], message: str
 ) -> None:
-    with zd.Executor(threads) as executor, pytest.raises(error, match="buffersize must be"):
-        executor.map(abs, [1], buffersize=buffersize)
+    with pytest.raises(error, match=message), zd.Executor(threads, **options) as executor:
+        executor.map(int, "12", **arguments)
 
 
 def test_map_is_ordered_takes_several_iterables_and_has_a_time_out(
@@ -338,21 +349,6 @@ def test_an_iterator_of_results_that_is_given_up_cancels_what_has_not_begun(
     assert len(begun(tmp_path)) <= 3
 
 
-@pytest.mark.parametrize("chunksize", [0, -1])
-def test_pieces_of_less_than_one_are_refused(threads: zd.local_cluster, chunksize: int) -> None:
-    with (
-        zd.Executor(threads) as executor,
-        pytest.raises(ValueError, match="chunksize must be >= 1"),
-    ):
-        executor.map(int, "12", chunksize=chunksize)
-
-
-@pytest.mark.parametrize("count", [0, -1])
-def test_fewer_than_one_worker_is_refused(threads: zd.local_cluster, count: int) -> None:
-    with pytest.raises(ValueError, match="max_workers must be greater than 0"):
-        zd.Executor(threads, max_workers=count)
-
-
 def test_no_more_functions_run_than_max_workers(threads: zd.local_cluster, tmp_path: Path) -> None:
     with zd.Executor(threads, max_workers=2) as executor:
         submitted = [executor.submit(waits, tmp_path, str(i)) for i in range(6)]
@@ -399,11 +395,6 @@ def test_an_initializer_that_fails_breaks_the_executor(threads: zd.local_cluster
     with pytest.raises(BrokenProcessPool, match="no licence"):
         executor.submit(int)
     executor.shutdown()
-
-
-def test_an_initializer_that_cannot_be_called_is_refused(threads: zd.local_cluster) -> None:
-    with pytest.raises(TypeError, match=r"initializer is .*, wants a function or None"):
-        zd.Executor(threads, initializer=5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)

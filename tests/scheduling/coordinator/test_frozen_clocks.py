@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -12,18 +11,10 @@ from unittest import mock
 import pytest
 
 import zmqdist as zd
+from tests.scheduling.coordinator.helpers import Gate, passes_gate
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.rpc import Client, ZmqServer
-
-
-class Gate:
-    opened = threading.Event()
-
-
-def passes_gate() -> int:
-    assert Gate.opened.wait(30)
-    return 1
 
 
 @contextmanager

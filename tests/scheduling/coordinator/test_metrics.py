@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
-from tests.scheduling.coordinator import per_worker_work as work
+from tests.scheduling.coordinator import helpers
 from tests.scheduling.work import begun, go, until, waits
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.rpc.client import ZmqClient
@@ -128,7 +128,7 @@ def test_cluster_coordinator_metrics(recorded: None, coordinator: ClusterCoordin
 
 def test_without_wanting_them_nothing_is_recorded(coordinator: ClusterCoordinator) -> None:
     metrics.reset()
-    coordinator.schedule(work.same, (1,)).fetch(20)
+    coordinator.schedule(helpers.identity, (1,)).fetch(20)
     assert {metrics.get_metric_summary(name)["num"] for name in metrics.HISTOGRAMS} == {0}
 
 
@@ -140,7 +140,7 @@ def test_every_figure_of_known_work_is_what_is_the_case(
     """
     with ClusterCoordinator(processes) as coordinator:
         values = [coordinator.schedule(waits, (tmp_path, str(number))) for number in range(8)]
-        coordinator.schedule(work.same, (values[0],))
+        coordinator.schedule(helpers.identity, (values[0],))
         until(lambda: len(begun(tmp_path)) == 2)
 
         def figures() -> tuple[Any, Any, Any]:
@@ -185,7 +185,7 @@ def test_gauges_of_a_coordinator_without_a_dispatcher_count_all_work_as_queued(
         zd.DispatchServer() as dispatcher,
         ClusterCoordinator(dispatcher, cluster_lost_limit_s=60) as coordinator,
     ):
-        coordinator.schedule(work.same, (1,))
+        coordinator.schedule(helpers.identity, (1,))
         dispatcher.stop()
         until(lambda: not coordinator.snapshot().connected)
         assert metrics.get_metric_summary("queued_closures") == 1
@@ -204,7 +204,7 @@ def test_a_coordinator_tells_its_own_figures_and_those_of_each_worker(
 ) -> None:
     counts = coordinator.metrics()["workers"]["worker:1"]["done"]
     for _ in range(3):
-        coordinator.schedule(work.same, (1,), worker=1).fetch(20)
+        coordinator.schedule(helpers.identity, (1,), worker=1).fetch(20)
     told = coordinator.metrics()
     assert told["workers"]["worker:1"]["done"] == counts + 3
     assert told["workers"]["worker:0"]["state"] == "alive"

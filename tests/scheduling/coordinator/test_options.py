@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.scheduling.coordinator.lineage_work import calls, made, replace
+from tests.scheduling.coordinator.helpers import call_count, logged_array, replace_worker
 from tests.scheduling.work import begun, go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
@@ -64,26 +64,26 @@ def test_a_function_too_large_to_be_remembered_is_there_for_its_retries(
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "error", "message"),
     [
-        ({"retries": -1}, "retries is -1, wants 0 or more"),
-        ({"timeout": 0}, "timeout is 0, wants more than 0 s"),
-        ({"timeout": -1.5}, "timeout is -1.5, wants more than 0 s"),
-        ({"timeout": float("nan")}, "a time-out is a number of seconds, or None, not nan"),
+        ({"retries": -1}, ValueError, "retries is -1, wants 0 or more"),
+        ({"retries": 2.5}, TypeError, r"retries is 2\.5, wants a whole number"),
+        ({"retries": True}, TypeError, "retries is True, wants a whole number"),
+        ({"timeout": 0}, ValueError, "timeout is 0, wants more than 0 s"),
+        ({"timeout": -1.5}, ValueError, r"timeout is -1\.5, wants more than 0 s"),
+        (
+            {"timeout": float("nan")},
+            ValueError,
+            "a time-out is a number of seconds, or None, not nan",
+        ),
     ],
     ids=str,
 )
 def test_options_out_of_range_are_told_at_once(
-    in_threads: ClusterCoordinator, options: Any, told: str
+    in_threads: ClusterCoordinator, options: Any, error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(error, match=message):
         in_threads.schedule(int, **options)
-
-
-@pytest.mark.parametrize("retries", [2.5, True])
-def test_retries_are_a_whole_number(in_threads: ClusterCoordinator, retries: Any) -> None:
-    with pytest.raises(TypeError, match=f"retries is {retries}, wants a whole number"):
-        in_threads.schedule(int, retries=retries)
 
 
 # -- time-outs -------------------------------------------------------------------------------------
@@ -146,9 +146,9 @@ def test_one_that_ends_in_time_is_as_any_other(coordinator: ClusterCoordinator) 
 def test_several_threads_that_ask_for_a_lost_value_have_it_made_again_once(
     fragile: ClusterCoordinator, single: zd.local_cluster, tmp_path: Path
 ) -> None:
-    value = fragile.schedule(made, (tmp_path, "value"), lineage=True)
+    value = fragile.schedule(logged_array, (tmp_path, "value"), lineage=True)
     assert value.exception(20) is None
-    replace(single)
+    replace_worker(single)
     got: list[int] = []
     threads = [threading.Thread(target=lambda: got.append(int(value.get(40)[0]))) for _ in range(4)]
     for thread in threads:
@@ -156,7 +156,7 @@ def test_several_threads_that_ask_for_a_lost_value_have_it_made_again_once(
     for thread in threads:
         thread.join(50)
     assert got == [1] * 4
-    assert calls(tmp_path, "value") == 2
+    assert call_count(tmp_path, "value") == 2
 
 
 def test_what_a_value_was_made_of_goes_with_it(

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.scheduling.coordinator import per_worker_work as work
-from tests.scheduling.coordinator.stalled import stalled
+from tests.scheduling.coordinator import helpers
+from tests.scheduling.coordinator.helpers import stalled
 from tests.scheduling.work import begun, go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import (
@@ -43,10 +43,10 @@ def coordinator(of_three: ClusterCoordinator) -> ClusterCoordinator:
 
 
 def test_per_worker_value(coordinator: ClusterCoordinator) -> None:
-    counters = coordinator.create_per_worker_resource(work.counter)
+    counters = coordinator.create_per_worker_resource(helpers.counter)
     assert isinstance(counters, PerWorkerValues)
     for _ in range(10):
-        coordinator.schedule(work.add, (counters,))
+        coordinator.schedule(helpers.add, (counters,))
     coordinator.join()
     assert sum(counters.fetch()) == 10
     assert [value.get().worker for value in counters] == [0, 1, 2]
@@ -54,7 +54,7 @@ def test_per_worker_value(coordinator: ClusterCoordinator) -> None:
 
 def test_a_resource_is_made_with_arguments_that_are_as_they_were(one: ClusterCoordinator) -> None:
     start = np.array([100])
-    counters = one.create_per_worker_resource(work.counter, kwargs={"start": start})
+    counters = one.create_per_worker_resource(helpers.counter, kwargs={"start": start})
     start += 1
     assert counters.fetch() == [100] * WORKERS
 
@@ -72,7 +72,7 @@ def test_per_worker_values_have_a_length_and_items_in_the_order_of_workers(
 
 def test_only_remote_values_can_be_per_worker_values(one: ClusterCoordinator) -> None:
     with pytest.raises(AssertionError, match="should only take `RemoteValue`s"):
-        PerWorkerValues([one.schedule(work.same, (1,)), 2])  # type: ignore[list-item]
+        PerWorkerValues([one.schedule(helpers.identity, (1,)), 2])  # type: ignore[list-item]
     one.join()
 
 
@@ -82,7 +82,7 @@ def test_only_remote_values_can_be_per_worker_values(one: ClusterCoordinator) ->
 def test_the_executing_workers_slice_replaces_them_wherever_they_stand(
     coordinator: ClusterCoordinator, nested: str
 ) -> None:
-    counters = coordinator.create_per_worker_resource(work.counter)
+    counters = coordinator.create_per_worker_resource(helpers.counter)
 
     class Step:
         def __init__(self) -> None:
@@ -99,9 +99,9 @@ def test_the_executing_workers_slice_replaces_them_wherever_they_stand(
     for _ in range(WORKERS):
         match nested:
             case "as a keyword":
-                coordinator.schedule(work.add, kwargs={"counter": counters})
+                coordinator.schedule(helpers.add, kwargs={"counter": counters})
             case "in lists and dicts":
-                coordinator.schedule(work.add_nested, ({"counters": [counters]},))
+                coordinator.schedule(helpers.add_nested, ({"counters": [counters]},))
             case "captured":
                 coordinator.schedule(captures)
             case _:
@@ -111,28 +111,29 @@ def test_the_executing_workers_slice_replaces_them_wherever_they_stand(
 
 
 def test_each_worker_gets_its_own(coordinator: ClusterCoordinator) -> None:
-    counters = coordinator.create_per_worker_resource(work.counter)
+    counters = coordinator.create_per_worker_resource(helpers.counter)
     pairs = [
-        coordinator.schedule(work.of_worker, (counters,), worker=index) for index in range(WORKERS)
+        coordinator.schedule(helpers.of_worker, (counters,), worker=index)
+        for index in range(WORKERS)
     ]
     assert coordinator.fetch(pairs) == [(index, index) for index in range(WORKERS)]
 
 
 def test_a_resource_may_be_made_of_another(one: ClusterCoordinator) -> None:
-    counters = one.create_per_worker_resource(work.counter)
-    wrapped = one.create_per_worker_resource(work.same, ([counters],))
+    counters = one.create_per_worker_resource(helpers.counter)
+    wrapped = one.create_per_worker_resource(helpers.identity, ([counters],))
     del counters
     gc.collect()
-    assert one.schedule(lambda nested: work.add(nested[0]), (wrapped,), worker=1).fetch(20) == 1
-    assert one.schedule(lambda nested: work.add(nested[0]), (wrapped,), worker=1).fetch(20) == 2
+    assert one.schedule(lambda nested: helpers.add(nested[0]), (wrapped,), worker=1).fetch(20) == 1
+    assert one.schedule(lambda nested: helpers.add(nested[0]), (wrapped,), worker=1).fetch(20) == 2
 
 
 def test_values_of_scheduled_functions_can_be_per_worker_values(one: ClusterCoordinator) -> None:
     values = PerWorkerValues(
-        [one.schedule(work.same, (10 * index,), keep=True) for index in range(WORKERS)]
+        [one.schedule(helpers.identity, (10 * index,), keep=True) for index in range(WORKERS)]
     )
     one.join()
-    assert one.schedule(work.same, (values,), worker=2).fetch(20) == 20
+    assert one.schedule(helpers.identity, (values,), worker=2).fetch(20) == 20
     assert one.schedule(lambda: values, worker=0).fetch(20) == 0
 
 
@@ -142,7 +143,7 @@ def test_a_large_definition_is_held_once_and_travels_once_to_each_worker(
     array = np.arange(2**20)
     sums = one.create_per_worker_resource(lambda: array.sum())
     for _ in range(20):
-        one.schedule(work.same, (sums,))
+        one.schedule(helpers.identity, (sums,))
     one.join()
     assert sums.fetch() == [array.sum()] * WORKERS
     assert one.snapshot().held.parts == 1
@@ -155,20 +156,20 @@ def test_a_large_definition_is_held_once_and_travels_once_to_each_worker(
 
 
 def test_a_single_value_of_a_resource_is_no_argument(one: ClusterCoordinator) -> None:
-    counters = one.create_per_worker_resource(work.counter)
+    counters = one.create_per_worker_resource(helpers.counter)
     with pytest.raises(ValueError, match="pass the PerWorkerValues to the function"):
-        one.schedule(work.add, (counters[0],))
+        one.schedule(helpers.add, (counters[0],))
 
 
 def test_resources_of_another_coordinator_are_no_arguments(
     one: ClusterCoordinator, three: zd.local_cluster
 ) -> None:
-    counters = one.create_per_worker_resource(work.counter)
+    counters = one.create_per_worker_resource(helpers.counter)
     with (
         ClusterCoordinator(three) as other,
         pytest.raises(ValueError, match="by its own coordinator"),
     ):
-        other.schedule(work.add, (counters,))
+        other.schedule(helpers.add, (counters,))
 
 
 def test_what_cannot_be_pickled_is_said_when_the_resource_is_made(one: ClusterCoordinator) -> None:
@@ -192,8 +193,8 @@ def test_a_resource_that_cannot_be_pickled_can_be_used_and_not_fetched(
 
 
 def test_input_error(coordinator: ClusterCoordinator) -> None:
-    failing = coordinator.create_per_worker_resource(work.fails)
-    result = coordinator.schedule(work.same, (failing,))
+    failing = coordinator.create_per_worker_resource(helpers.fails)
+    result = coordinator.schedule(helpers.identity, (failing,))
     with pytest.raises(errors.ClosureInputError, match="Input has an error") as caught:
         coordinator.join()
     assert isinstance(caught.value.original_exception, KeyError)
@@ -203,8 +204,8 @@ def test_input_error(coordinator: ClusterCoordinator) -> None:
 
 
 def test_errored_input_not_used(coordinator: ClusterCoordinator) -> None:
-    failing = coordinator.create_per_worker_resource(work.fails)
-    result = coordinator.schedule(work.same, (1,))
+    failing = coordinator.create_per_worker_resource(helpers.fails)
+    result = coordinator.schedule(helpers.identity, (1,))
     coordinator.join()
     assert result.fetch() == 1
     with pytest.raises(KeyError, match="no such thing"):
@@ -218,13 +219,13 @@ def test_a_failed_build_is_not_tried_again_by_those_who_use_it(
     one: ClusterCoordinator, tmp_path: Path
 ) -> None:
     def builds() -> None:
-        work.logged_counter(tmp_path)
+        helpers.logged_counter(tmp_path)
         raise ValueError("not to be had")
 
     failing = one.create_per_worker_resource(builds)
     for _ in range(3):
         with pytest.raises(errors.ClosureInputError, match="not to be had"):
-            one.schedule(work.same, (failing,), worker=0).fetch(20)
+            one.schedule(helpers.identity, (failing,), worker=0).fetch(20)
         with pytest.raises(errors.ClosureInputError):
             one.join()
     assert len(list(tmp_path.glob("built-0-*"))) == 1
@@ -233,16 +234,16 @@ def test_a_failed_build_is_not_tried_again_by_those_who_use_it(
 def test_resource_can_still_be_used_after_cancellation(
     coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
-    counters = coordinator.create_per_worker_resource(work.counter)
+    counters = coordinator.create_per_worker_resource(helpers.counter)
     running = coordinator.schedule(waits, (tmp_path,))
     until(lambda: begun(tmp_path))
-    coordinator.schedule(work.fails)
+    coordinator.schedule(helpers.fails)
     with pytest.raises(KeyError):
         coordinator.join()
     with pytest.raises(errors.CancelledError):
         running.fetch()
     for _ in range(10):
-        coordinator.schedule(work.add, (counters,))
+        coordinator.schedule(helpers.add, (counters,))
     coordinator.join()
     assert sum(counters.fetch()) == 10
     go(tmp_path)
@@ -269,7 +270,7 @@ def test_creating_resources_ends_no_round_and_is_not_waited_for(
 
 
 def test_a_value_can_be_awaited_and_calls_back(one: ClusterCoordinator) -> None:
-    values = one.create_per_worker_resource(work.same, (7,))
+    values = one.create_per_worker_resource(helpers.identity, (7,))
     called: list[RemoteValue] = []
     values[0].add_done_callback(called.append)
     until(lambda: called)
@@ -283,7 +284,7 @@ def test_a_value_can_be_awaited_and_calls_back(one: ClusterCoordinator) -> None:
 
 
 def test_values_are_as_completed_when_they_are_built(one: ClusterCoordinator) -> None:
-    values = [*one.create_per_worker_resource(work.same, (7,))]
+    values = [*one.create_per_worker_resource(helpers.identity, (7,))]
     assert [value.fetch(20) for value in one.as_completed(values, timeout=20)] == [7] * WORKERS
 
 
@@ -318,20 +319,20 @@ def test_after_the_end_nothing_is_made_and_nobody_waits(three: zd.local_cluster)
 def test_a_lost_workers_value_is_aborted_and_ready_again_when_it_is_back(
     three: zd.local_cluster, one: ClusterCoordinator
 ) -> None:
-    counters = one.create_per_worker_resource(work.counter)
+    counters = one.create_per_worker_resource(helpers.counter)
     assert [
-        one.schedule(work.add, (counters,), worker=index).fetch(20) for index in range(WORKERS)
+        one.schedule(helpers.add, (counters,), worker=index).fetch(20) for index in range(WORKERS)
     ] == [1] * WORKERS
-    until(lambda: work.statuses(counters) == ["READY"] * WORKERS)
+    until(lambda: helpers.statuses(counters) == ["READY"] * WORKERS)
     three.kill_worker(0)
-    until(lambda: work.statuses(counters) == ["ABORTED", "READY", "READY"])
+    until(lambda: helpers.statuses(counters) == ["ABORTED", "READY", "READY"])
     with pytest.raises(errors.CancelledError, match="worker:0 is lost") as caught:
         counters[0].fetch(20)
     assert isinstance(caught.value.__cause__, errors.ClosureAbortedError)
     assert counters[1].fetch(20) == 1
-    assert one.schedule(work.add, (counters,)).fetch(20) == 2  # the others go on
+    assert one.schedule(helpers.add, (counters,)).fetch(20) == 2  # the others go on
     three.restart_worker(0)
-    until(lambda: work.statuses(counters) == ["READY"] * WORKERS)
+    until(lambda: helpers.statuses(counters) == ["READY"] * WORKERS)
     assert sorted(counters.fetch(20)) == [0, 1, 2]
     assert counters[0].fetch(20) == 0
 
@@ -339,8 +340,8 @@ def test_a_lost_workers_value_is_aborted_and_ready_again_when_it_is_back(
 def test_a_slot_that_dies_has_its_resources_again_before_the_next_function_begins(
     one: ClusterCoordinator, tmp_path: Path
 ) -> None:
-    counters = one.create_per_worker_resource(work.logged_counter, (tmp_path,))
-    value = one.schedule(work.add_and_exit_first, (counters, tmp_path), worker=0)
+    counters = one.create_per_worker_resource(helpers.logged_counter, (tmp_path,))
+    value = one.schedule(helpers.add_and_exit_first, (counters, tmp_path), worker=0)
     assert value.fetch(20) == 1
     assert len(list(tmp_path.glob("built-0-*"))) == 2
     one.join()
@@ -376,14 +377,17 @@ def test_a_worker_that_comes_while_a_resource_is_made_builds_it(one: ClusterCoor
 
 
 def at_workers(coordinator: ClusterCoordinator) -> list[tuple[int, int, int]]:
-    return [coordinator.schedule(work.alive, worker=index).fetch(20) for index in range(WORKERS)]
+    return [
+        coordinator.schedule(helpers.living_objects, worker=index).fetch(20)
+        for index in range(WORKERS)
+    ]
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["argument", "captured"])
 def test_dropped_values_free_the_workers_objects(one: ClusterCoordinator, captured: bool) -> None:
     before = at_workers(one)
-    counters: Any = one.create_per_worker_resource(work.counter)
-    step = functools.partial(work.add, counters) if captured else work.add
+    counters: Any = one.create_per_worker_resource(helpers.counter)
+    step = functools.partial(helpers.add, counters) if captured else helpers.add
     for index in range(WORKERS):
         one.schedule(step, () if captured else (counters,), worker=index)
     one.join()
@@ -397,10 +401,10 @@ def test_dropped_values_free_the_workers_objects(one: ClusterCoordinator, captur
 def test_unfinished_work_keeps_a_resource_that_nobody_else_holds(
     one: ClusterCoordinator, tmp_path: Path
 ) -> None:
-    counters = one.create_per_worker_resource(work.logged_counter, (tmp_path,))
+    counters = one.create_per_worker_resource(helpers.logged_counter, (tmp_path,))
     assert counters.fetch(20) == [0] * WORKERS
     one.schedule(waits, (tmp_path,), worker=0)
-    waiting = one.schedule(work.add, (counters,), worker=0)
+    waiting = one.schedule(helpers.add, (counters,), worker=0)
     del counters
     gc.collect()
     assert one.snapshot().resources == 1
@@ -416,7 +420,7 @@ def test_a_closed_coordinators_resources_are_gone_from_all_workers(
 ) -> None:
     before = at_workers(one)
     with ClusterCoordinator(three) as other:
-        counters = other.create_per_worker_resource(work.counter)
+        counters = other.create_per_worker_resource(helpers.counter)
         assert counters.fetch(20) == [0] * WORKERS
         assert at_workers(one) != before
     until(lambda: at_workers(one) == before)
@@ -429,7 +433,7 @@ def test_a_function_knows_its_worker_and_how_many_there_are(
     coordinator: ClusterCoordinator,
 ) -> None:
     told = coordinator.fetch(
-        [coordinator.schedule(work.where, worker=index) for index in range(WORKERS)]
+        [coordinator.schedule(helpers.worker_and_count, worker=index) for index in range(WORKERS)]
     )
     assert told == [(index, WORKERS) for index in range(WORKERS)]
 
@@ -465,12 +469,12 @@ def test_in_a_program_slots_are_threads_that_share_their_workers_resources() -> 
         zd.local_cluster(workers=2, slots=3, processes=False) as cluster,
         ClusterCoordinator(cluster) as coordinator,
     ):
-        counters = coordinator.create_per_worker_resource(work.counter)
+        counters = coordinator.create_per_worker_resource(helpers.counter)
         for _ in range(30):
-            coordinator.schedule(work.add, (counters,))
+            coordinator.schedule(helpers.add, (counters,))
         coordinator.join()
         assert sum(counters.fetch(20)) == 30
-        assert coordinator.schedule(work.where, worker=1).fetch(20) == (1, 2)
+        assert coordinator.schedule(helpers.worker_and_count, worker=1).fetch(20) == (1, 2)
         with pytest.raises(RuntimeError):
             get_current_worker_index()
         assert [worker.snapshot().resources for worker in cluster.servers] == [1, 1]

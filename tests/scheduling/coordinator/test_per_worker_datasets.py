@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.scheduling.coordinator import per_worker_work as work
+from tests.scheduling.coordinator import helpers
 from tests.scheduling.work import until
 from zmqdist import data, errors, limits
 from zmqdist.coordinator import ClusterCoordinator, PerWorkerValues
@@ -42,30 +42,32 @@ def given(kind: str, fn: Any) -> Any:
 
 
 def test_worker_index_dataset_fn(coordinator: ClusterCoordinator) -> None:
-    iterator = iter(coordinator.create_per_worker_dataset(work.by_index))
-    sums = [coordinator.schedule(work.total, (iterator,), worker=index) for index in range(WORKERS)]
+    iterator = iter(coordinator.create_per_worker_dataset(helpers.shard_by_index))
+    sums = [
+        coordinator.schedule(helpers.total, (iterator,), worker=index) for index in range(WORKERS)
+    ]
     assert sorted(coordinator.fetch(sums)) == [12, 15, 18]
     coordinator.join()
 
 
 def test_input_function(coordinator: ClusterCoordinator) -> None:
-    dataset = coordinator.create_per_worker_dataset(work.one_to_two)
+    dataset = coordinator.create_per_worker_dataset(helpers.one_to_two)
     for _ in range(2):
-        assert coordinator.schedule(work.first, (iter(dataset),)).fetch(20) == 1
+        assert coordinator.schedule(helpers.first, (iter(dataset),)).fetch(20) == 1
     coordinator.join()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_input_function_with_map(coordinator: ClusterCoordinator, kind: str) -> None:
-    dataset = coordinator.create_per_worker_dataset(given(kind, work.mapped))
-    assert coordinator.schedule(work.first, (iter(dataset),)).fetch(20) == 10
+    dataset = coordinator.create_per_worker_dataset(given(kind, helpers.mapped))
+    assert coordinator.schedule(helpers.first, (iter(dataset),)).fetch(20) == 10
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_datasets_shuffled_differently(coordinator: ClusterCoordinator, kind: str) -> None:
-    iterator = iter(coordinator.create_per_worker_dataset(given(kind, work.shuffled)))
+    iterator = iter(coordinator.create_per_worker_dataset(given(kind, helpers.shuffled)))
     orders = coordinator.fetch(
-        [coordinator.schedule(work.elements, (iterator,), worker=index) for index in (0, 1)]
+        [coordinator.schedule(helpers.elements, (iterator,), worker=index) for index in (0, 1)]
     )
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(100))
     assert orders[0] != orders[1]
@@ -74,25 +76,32 @@ def test_datasets_shuffled_differently(coordinator: ClusterCoordinator, kind: st
 def test_pass_dataset_to_create_per_worker_dataset(coordinator: ClusterCoordinator) -> None:
     dataset = coordinator.create_per_worker_dataset(data.Dataset.range(1, 11).batch(4))
     np.testing.assert_array_equal(
-        coordinator.schedule(work.first, (iter(dataset),)).fetch(20), [1, 2, 3, 4]
+        coordinator.schedule(helpers.first, (iter(dataset),)).fetch(20), [1, 2, 3, 4]
     )
 
 
 @pytest.mark.parametrize(
     "source",
-    [work.generated, lambda: [0, 1, 2], lambda: iter(range(3)), [0, 1, 2], np.arange(3), range(3)],
+    [
+        helpers.generated,
+        lambda: [0, 1, 2],
+        lambda: iter(range(3)),
+        [0, 1, 2],
+        np.arange(3),
+        range(3),
+    ],
     ids=["generator", "function of a list", "function of an iterator", "list", "array", "range"],
 )
 def test_whatever_can_be_iterated_can_be_a_dataset(one: ClusterCoordinator, source: Any) -> None:
     dataset = one.create_per_worker_dataset(source)
     for _ in range(2):
-        assert one.schedule(work.elements, (iter(dataset),), worker=1).fetch(20) == [0, 1, 2]
+        assert one.schedule(helpers.elements, (iter(dataset),), worker=1).fetch(20) == [0, 1, 2]
 
 
 def test_dataset_partially_created_on_coordinator(one: ClusterCoordinator) -> None:
     captured = data.Dataset.range(5)
     dataset = one.create_per_worker_dataset(lambda: captured.map(lambda x: x * 2))
-    assert one.schedule(work.total, (iter(dataset),)).fetch(20) == 20
+    assert one.schedule(helpers.total, (iter(dataset),)).fetch(20) == 20
     lock = threading.Lock()
     with pytest.raises(errors.InvalidArgumentError, match="lock"):
         one.create_per_worker_dataset(lambda: captured.map(lambda x: (x, lock)))
@@ -102,7 +111,7 @@ def test_the_dataset_is_as_it_was_when_it_was_given(one: ClusterCoordinator) -> 
     source = [1, 2, 3]
     dataset = one.create_per_worker_dataset(source)
     source.append(100)
-    assert one.schedule(work.total, (iter(dataset),)).fetch(20) == 6
+    assert one.schedule(helpers.total, (iter(dataset),)).fetch(20) == 6
 
 
 @pytest.mark.parametrize(
@@ -122,9 +131,9 @@ def test_a_function_that_needs_parameters_is_refused_at_the_call(one: ClusterCoo
 def test_a_function_that_returns_no_dataset_is_the_error_of_who_uses_it(
     one: ClusterCoordinator,
 ) -> None:
-    iterator = iter(one.create_per_worker_dataset(work.not_a_dataset))
+    iterator = iter(one.create_per_worker_dataset(helpers.not_a_dataset))
     one.join()
-    result = one.schedule(work.first, (iterator,))
+    result = one.schedule(helpers.first, (iterator,))
     with pytest.raises(errors.ClosureInputError, match="let it return a Dataset") as caught:
         one.join()
     assert isinstance(caught.value.original_exception, TypeError)
@@ -141,7 +150,7 @@ def test_a_dataset_that_captures_much_is_taken_with_a_warning(
             lambda: data.Dataset.from_tensor_slices(captured).take(2)
         )
     assert "each worker gets a copy" in caplog.text
-    assert one.schedule(work.total, (iter(dataset),)).fetch(20) == 1
+    assert one.schedule(helpers.total, (iter(dataset),)).fetch(20) == 1
 
 
 # -- iterators -------------------------------------------------------------------------------------
@@ -151,16 +160,17 @@ def test_multiple_datasets(coordinator: ClusterCoordinator) -> None:
     low = coordinator.create_per_worker_dataset(lambda: data.Dataset.range(0, 5))
     high = coordinator.create_per_worker_dataset(lambda: data.Dataset.range(5, 10))
     first, second = iter(low), iter(high)
-    assert coordinator.schedule(work.add_firsts, (first, second)).fetch(20) == 5
+    assert coordinator.schedule(helpers.add_firsts, (first, second)).fetch(20) == 5
     first = iter(low)
-    assert coordinator.schedule(work.add_firsts, (first, second)).fetch(20) >= 5
+    assert coordinator.schedule(helpers.add_firsts, (first, second)).fetch(20) >= 5
 
 
 def test_iterators_are_independent_and_begin_anew(one: ClusterCoordinator) -> None:
     dataset = one.create_per_worker_dataset(data.Dataset.range(10))
     early, late = iter(dataset), iter(dataset)
     asked = [
-        one.schedule(work.first, (iterator,), worker=0) for iterator in (early, early, late, early)
+        one.schedule(helpers.first, (iterator,), worker=0)
+        for iterator in (early, early, late, early)
     ]
     assert one.fetch(asked) == [0, 1, 0, 2]
 
@@ -169,12 +179,12 @@ def test_an_iterator_goes_on_where_the_function_before_has_stopped(
     coordinator: ClusterCoordinator, three: zd.local_cluster
 ) -> None:
     iterator = iter(coordinator.create_per_worker_dataset(data.Dataset.range(100)))
-    asked = [coordinator.schedule(work.first, (iterator,)) for _ in range(50)]
+    asked = [coordinator.schedule(helpers.first, (iterator,)) for _ in range(50)]
     coordinator.join()
     found = [int(value.fetch()) for value in asked]
     assert all(found.count(number) <= WORKERS for number in found)
     rest = coordinator.fetch(
-        [coordinator.schedule(work.elements, (iterator,), worker=at) for at in range(WORKERS)]
+        [coordinator.schedule(helpers.elements, (iterator,), worker=at) for at in range(WORKERS)]
     )
     snapshot = three.dispatcher.snapshot()
     assert sorted([*found, *chain(*rest)]) == sorted(list(range(100)) * WORKERS), (
@@ -188,9 +198,9 @@ def test_the_end_of_an_iterator_is_out_of_range_for_next_and_the_end_of_a_loop(
     one: ClusterCoordinator,
 ) -> None:
     iterator = iter(one.create_per_worker_dataset(data.Dataset.range(2)))
-    assert one.schedule(work.elements, (iterator,), worker=0).fetch(20) == [0, 1]
-    assert one.schedule(work.elements, (iterator,), worker=0).fetch(20) == []
-    one.schedule(work.first, (iterator,), worker=0)
+    assert one.schedule(helpers.elements, (iterator,), worker=0).fetch(20) == [0, 1]
+    assert one.schedule(helpers.elements, (iterator,), worker=0).fetch(20) == []
+    one.schedule(helpers.first, (iterator,), worker=0)
     with pytest.raises(errors.OutOfRangeError):
         one.join()
     one.join()
@@ -220,25 +230,31 @@ def test_a_dataset_is_not_iterated_in_a_function(one: ClusterCoordinator) -> Non
 def test_an_iterator_stays_with_its_worker(one: ClusterCoordinator) -> None:
     iterator = iter(one.create_per_worker_dataset(data.Dataset.range(2)))
     with pytest.raises(errors.InvalidArgumentError, match="return its elements"):
-        one.schedule(work.same, (iterator,)).fetch(20)
+        one.schedule(helpers.identity, (iterator,)).fetch(20)
     with pytest.raises(errors.InvalidArgumentError):
         one.join()
 
 
 def test_repeated_iterator_creation(coordinator: ClusterCoordinator) -> None:
-    before = [coordinator.schedule(work.alive, worker=index).fetch(20) for index in range(WORKERS)]
+    before = [
+        coordinator.schedule(helpers.living_objects, worker=index).fetch(20)
+        for index in range(WORKERS)
+    ]
     dataset = coordinator.create_per_worker_dataset(lambda: data.Dataset.range(1, 100))
     for _ in range(10):
         iterator = iter(dataset)
         for _ in range(11):
-            coordinator.schedule(work.first, (iterator,))
+            coordinator.schedule(helpers.first, (iterator,))
         coordinator.join()
     del iterator
     gc.collect()
     until(lambda: coordinator.snapshot().resources == 0)
     until(
         lambda: (
-            [coordinator.schedule(work.alive, worker=index).fetch(20) for index in range(WORKERS)]
+            [
+                coordinator.schedule(helpers.living_objects, worker=index).fetch(20)
+                for index in range(WORKERS)
+            ]
             == before
         ),
         "iterators at the workers",
@@ -249,12 +265,12 @@ def test_a_dataset_function_is_called_once_for_each_worker_and_iterator(
     one: ClusterCoordinator, tmp_path: Path
 ) -> None:
     def dataset_fn() -> Any:
-        work.logged_counter(tmp_path)
+        helpers.logged_counter(tmp_path)
         return data.Dataset.range(100)
 
     iterator = iter(one.create_per_worker_dataset(dataset_fn))
     for _ in range(50):
-        one.schedule(work.first, (iterator,))
+        one.schedule(helpers.first, (iterator,))
     one.join()
     until(
         lambda: not any(iterator[at].status is RemoteValueStatus.NOT_READY for at in range(WORKERS))
@@ -268,20 +284,20 @@ def test_a_dataset_function_is_called_once_for_each_worker_and_iterator(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_per_worker_dataset_build(one: ClusterCoordinator, kind: str) -> None:
-    datasets = one.create_per_worker_dataset(given(kind, work.one_to_two)).build()
+    datasets = one.create_per_worker_dataset(given(kind, helpers.one_to_two)).build()
     assert isinstance(datasets, PerWorkerValues)
     for _ in range(2):
-        assert one.schedule(work.first_of_dataset, (datasets,), worker=0).fetch(20) == 1
+        assert one.schedule(helpers.first_of_dataset, (datasets,), worker=0).fetch(20) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_element_spec_is_that_of_the_dataset(one: ClusterCoordinator, kind: str) -> None:
-    dataset = one.create_per_worker_dataset(given(kind, work.one_to_two))
+    dataset = one.create_per_worker_dataset(given(kind, helpers.one_to_two))
     assert dataset.element_spec == TensorSpec((), np.int64)
 
 
 def test_without_a_dataset_there_is_no_element_spec(one: ClusterCoordinator) -> None:
-    for source in ([1, 2], work.generated):
+    for source in ([1, 2], helpers.generated):
         with pytest.raises(NotImplementedError, match="no spec"):
             _ = one.create_per_worker_dataset(source).element_spec
 
@@ -291,15 +307,16 @@ def test_without_a_dataset_there_is_no_element_spec(one: ClusterCoordinator) -> 
 
 @pytest.mark.parametrize(
     "source",
-    [data.Dataset.range(23), list(range(23)), work.generated],
+    [data.Dataset.range(23), list(range(23)), helpers.generated],
     ids=["dataset", "list", "generator"],
 )
 def test_with_shard_each_element_comes_once(coordinator: ClusterCoordinator, source: Any) -> None:
     iterator = iter(coordinator.create_per_worker_dataset(source, shard=True))
     shares = [
-        coordinator.schedule(work.elements, (iterator,), worker=index) for index in range(WORKERS)
+        coordinator.schedule(helpers.elements, (iterator,), worker=index)
+        for index in range(WORKERS)
     ]
-    whole = range(3) if source is work.generated else range(23)
+    whole = range(3) if source is helpers.generated else range(23)
     assert sorted(chain(*coordinator.fetch(shares))) == list(whole)
 
 
@@ -311,7 +328,7 @@ def test_with_shard_each_element_comes_once(coordinator: ClusterCoordinator, sou
             lambda x: data.Dataset.range(10 * x, 10 * x + 10).shuffle(10)
         ),
         data.Dataset.range(100).map(lambda x: x, num_parallel_calls=4, deterministic=False),
-        work.one_object,
+        helpers.shared_dataset,
     ],
     ids=["shuffle", "shuffle in a function", "map in any order", "the same object each time"],
 )
@@ -322,7 +339,7 @@ def test_with_shard_the_workers_count_one_order(
     for _ in range(2):
         iterator = iter(dataset)
         shares = [
-            coordinator.schedule(work.elements, (iterator,), worker=index)
+            coordinator.schedule(helpers.elements, (iterator,), worker=index)
             for index in range(WORKERS)
         ]
         assert sorted(chain(*coordinator.fetch(shares))) == list(range(100))

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
+from tests.scheduling.coordinator.helpers import in_thread
 from tests.scheduling.work import begun, counts, dies_first, exits, go, starts, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue, get_current_worker_index
@@ -62,26 +63,6 @@ def dies_or_counts(folder: Path, name: str, times: int) -> str:
     return counts(folder, name)
 
 
-def schedules(queue: ClusterCoordinator) -> RemoteValue:
-    return queue.schedule(int)
-
-
-def in_thread(fn: Callable[[], Any]) -> tuple[threading.Thread, list[BaseException | None]]:
-    """What `fn` raised, once the thread has ended."""
-    raised: list[BaseException | None] = []
-
-    def run() -> None:
-        try:
-            fn()
-            raised.append(None)
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, raised
-
-
 def check_usable(queue: ClusterCoordinator) -> None:
     values = [queue.schedule(int, (str(i),)) for i in range(10)]
     queue.join(20)
@@ -115,13 +96,6 @@ def test_process_at_least_once(queue: ClusterCoordinator, tmp_path: Path) -> Non
     assert all(starts(tmp_path, str(i)) for i in range(5))
 
 
-def test_notify_before_wait(queue: ClusterCoordinator) -> None:
-    value = queue.schedule(int, ("7",))
-    until(value.done)
-    queue.join(20)
-    assert queue.done()
-
-
 def test_wait_raises_the_error_after_mark_failure(
     queue: ClusterCoordinator, tmp_path: Path
 ) -> None:
@@ -135,30 +109,9 @@ def test_wait_raises_the_error_after_mark_failure(
     assert queue.done()
 
 
-ASK = {"put": schedules, "wait": ClusterCoordinator.join, "done": ClusterCoordinator.done}
-ask_each_way = pytest.mark.parametrize("ask", ASK.values(), ids=ASK.keys())
-
-
-@ask_each_way
-def test_put_wait_and_done_raise_the_error_and_cancel_what_was_not_taken(
-    queue: ClusterCoordinator, tmp_path: Path, ask: Callable[[ClusterCoordinator], Any]
-) -> None:
-    """testPutRaiseError, testWaitRaiseError, testDoneRaiseError."""
-    stuck = [queue.schedule(waits, (tmp_path, str(i)), worker=0) for i in range(2)]
-    bad = queue.schedule(fails, worker=1)
-    until(bad.done)
-    with pytest.raises(ValueError, match=r"Some error\."):
-        ask(queue)
-    assert queue.done()
-    for value in stuck:
-        with pytest.raises(errors.CancelledError):
-            value.fetch()
-    assert len(list(tmp_path.glob("begun-1-*"))) == 0, "it was never taken"
-    queue.join(20)
-    check_usable(queue)
-
-
-@pytest.mark.parametrize("ask", [schedules, ClusterCoordinator.join], ids=["put", "wait"])
+@pytest.mark.parametrize(
+    "ask", [lambda queue: queue.schedule(int), ClusterCoordinator.join], ids=["put", "wait"]
+)
 def test_put_and_wait_do_not_return_before_what_is_in_flight_has_ended(
     queue: ClusterCoordinator, tmp_path: Path, ask: Callable[[ClusterCoordinator], Any]
 ) -> None:
@@ -178,15 +131,6 @@ def test_put_and_wait_do_not_return_before_what_is_in_flight_has_ended(
     assert isinstance(untaken.exception(0), errors.CancelledError)
     assert starts(tmp_path, "untaken") == 0
     check_usable(queue)
-
-
-def test_state_is_restored_after_join_is_called(queue: ClusterCoordinator) -> None:
-    until(queue.schedule(fails).done)
-    with pytest.raises(ValueError, match="Some error"):
-        queue.schedule(int)
-    queue.schedule(int)
-    assert not queue.snapshot().failed
-    queue.join(20)
 
 
 def test_thread_safety(queue: ClusterCoordinator, tmp_path: Path) -> None:
@@ -226,12 +170,6 @@ def test_put_and_get_with_tag(queue: ClusterCoordinator, tmp_path: Path) -> None
     assert not pending[0].done()
     go(tmp_path)
     assert pending.fetch(20) == ["x", "x"]
-
-
-def test_an_error_of_work_apart_is_its_own(queue: ClusterCoordinator) -> None:
-    values = queue.create_per_worker_resource(fails)
-    assert isinstance(values[0].exception(20), ValueError)
-    queue.join(20)
 
 
 def test_work_apart_goes_on_while_a_round_ends(queue: ClusterCoordinator, tmp_path: Path) -> None:

@@ -126,6 +126,11 @@ HOLDERS: list[tuple[Any, Any]] = [
     (lambda v: Job(Pair(v, 1)), Job(Pair(3, 1))),
     (lambda v: np.array([v, None], object), [3, None]),
     (lambda v: zd.coordinator.PerWorkerValues([v]), [3]),
+    (
+        lambda v: {"a": [v, None], "b": (v, "text"), "c": 4},
+        {"a": [3, None], "b": (3, "text"), "c": 4},
+    ),
+    (lambda v: "text", "text"),
 ]
 
 
@@ -473,11 +478,3 @@ def test_callbacks_learn_of_errors_and_of_the_coordinators_end(
         )
     until(lambda: called == [Broke, errors.CancelledError])
     go(tmp_path)
-
-
-@pytest.mark.parametrize("values", [[1], 1, "x", None, [[]]])
-def test_as_completed_takes_remote_values(in_threads: ClusterCoordinator, values: Any) -> None:
-    with pytest.raises(
-        TypeError, match="as_completed wants RemoteValues, which submit and schedule return, not"
-    ):
-        in_threads.as_completed(values)

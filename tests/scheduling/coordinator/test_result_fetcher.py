@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.scheduling.coordinator.test_callbacks import refuse_threads
+from tests.scheduling.coordinator.helpers import refuse_threads
 from tests.scheduling.work import until
 from zmqdist import errors
 from zmqdist.scheduling.coordinator import result_fetcher

@@ -248,23 +248,6 @@ def test_schedule_waits_while_another_thread_joins_and_done_does_not(
     assert order == ["later"]
 
 
-def test_several_threads_can_schedule(coordinator: ClusterCoordinator) -> None:
-    values: dict[int, list[RemoteValue]] = {}
-
-    def schedule(first: int) -> None:
-        values[first] = coordinator.map(str, range(first, first + 50))
-
-    threads = [threading.Thread(target=schedule, args=(first,)) for first in range(0, 200, 50)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    coordinator.join(20)
-    assert {first: coordinator.fetch(each) for first, each in values.items()} == {
-        first: [str(i) for i in range(first, first + 50)] for first in range(0, 200, 50)
-    }
-
-
 def test_a_full_queue_blocks_schedule_until_a_worker_takes_one(tmp_path: Path) -> None:
     with (
         zd.local_cluster(workers=1, processes=False) as cluster,
@@ -289,37 +272,6 @@ def test_a_full_queue_blocks_schedule_until_a_worker_takes_one(tmp_path: Path) -
         go(tmp_path)
         scheduling.join(20)
         assert coordinator.fetch(values) == [str(i) for i in range(8)]
-
-
-def test_an_error_reaches_a_schedule_that_waits_for_room(tmp_path: Path) -> None:
-    """Two functions occupy two workers for ever; the third fails while `schedule` waits for room
-    behind them."""
-    for name in ("busy", "failing"):
-        (tmp_path / name).mkdir()
-    with (
-        zd.local_cluster(workers=3, processes=False) as cluster,
-        ClusterCoordinator(cluster, queue_max=1) as coordinator,
-    ):
-        for index in range(2):
-            coordinator.schedule(waits, (tmp_path / "busy", str(index)))
-        coordinator.schedule(fails_when_told, (tmp_path / "failing", First))
-        until(lambda: len(begun(tmp_path / "busy")) == 2 and begun(tmp_path / "failing"))
-        caught: list[BaseException] = []
-
-        def schedule() -> None:
-            try:
-                for _ in range(20):
-                    coordinator.schedule(waits, (tmp_path / "busy", "more"))
-            except First as error:
-                caught.append(error)
-
-        scheduling = threading.Thread(target=schedule)
-        scheduling.start()
-        until(lambda: coordinator.snapshot().waiting_for_room)
-        go(tmp_path / "failing")
-        scheduling.join(20)
-        assert [type(error) for error in caught] == [First]
-        assert works_on(coordinator)
 
 
 def test_join_waits_no_longer_than_its_time_for_a_function_that_does_not_end_after_an_error(

@@ -1,10 +1,9 @@
-"""What can be scheduled, what cannot and how that is told; map, fetch, as_completed, close."""
+"""What can be scheduled, what cannot and how that is reported; map and close."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import multiprocessing
 import os
 import threading
 import traceback
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.scheduling.work import begun, counts, go, starts, until, waits, writes, written
+from tests.scheduling.work import begun, counts, starts, until, waits, writes, written
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue
 
@@ -64,40 +63,6 @@ def test_the_arguments_may_come_from_an_iterator(in_processes: ClusterCoordinato
 def test_map_gives_the_results_in_the_order_of_the_items(in_threads: ClusterCoordinator) -> None:
     values = in_threads.map(str, range(100))
     assert in_threads.fetch(values) == [str(i) for i in range(100)]
-
-
-def test_fetch_replaces_values_anywhere_in_a_structure(in_threads: ClusterCoordinator) -> None:
-    one, two = in_threads.schedule(int, ("1",)), in_threads.schedule(lambda: (2, [None]))
-    assert in_threads.fetch({"a": [one, None], "b": (two, "text"), "c": 4}) == {
-        "a": [1, None],
-        "b": ((2, [None]), "text"),
-        "c": 4,
-    }
-    assert in_threads.fetch("hello") == "hello"
-
-
-def test_as_completed_gives_each_value_once_as_it_ends(
-    in_threads: ClusterCoordinator, tmp_path: Path
-) -> None:
-    slow = in_threads.schedule(waits, (tmp_path, "slow"))
-    quick = in_threads.schedule(int)
-    order = in_threads.as_completed([slow, quick, slow], timeout=20)
-    assert next(order) is quick
-    go(tmp_path)
-    assert list(order) == [slow]
-    assert list(in_threads.as_completed([])) == []
-
-
-def test_as_completed_says_how_many_are_missing_after_its_time(
-    in_threads: ClusterCoordinator, tmp_path: Path
-) -> None:
-    values = [in_threads.schedule(waits, (tmp_path,)), in_threads.schedule(int)]
-    until(values[1].done)
-    order = in_threads.as_completed(values, timeout=0.2)
-    assert next(order) is values[1]
-    with pytest.raises(TimeoutError, match=r"1 of 2 values have not ended after 0\.2 s"):
-        next(order)
-    go(tmp_path)
 
 
 _order: list[int] = []
@@ -287,8 +252,16 @@ def test_close_wakes_those_who_wait(threads: zd.local_cluster, tmp_path: Path) -
 def test_a_closed_coordinator_says_so(threads: zd.local_cluster) -> None:
     with ClusterCoordinator(threads) as coordinator:
         value = coordinator.schedule(int)
+        urgent = coordinator.options(priority=1)
         coordinator.join(20)
-    for use in (lambda: coordinator.schedule(int), coordinator.join, coordinator.done):
+    for use in (
+        lambda: coordinator.schedule(int),
+        lambda: coordinator.submit(int),
+        lambda: urgent.submit(int),
+        lambda: coordinator.map(abs, [1]),
+        coordinator.join,
+        coordinator.done,
+    ):
         with pytest.raises(
             errors.FailedPreconditionError, match="this ClusterCoordinator has been closed"
         ):
@@ -296,42 +269,6 @@ def test_a_closed_coordinator_says_so(threads: zd.local_cluster) -> None:
     assert value.get() == 0
     assert coordinator.fetch([value, "x"]) == [0, "x"]
     assert not value.cancel()
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_is_told_to_make_its_own(threads: zd.local_cluster) -> None:
-    """A thread of the parent's that serves the coordinator does not exist in the child."""
-    with ClusterCoordinator(threads) as coordinator:
-        coordinator.schedule(int).get(20)
-        ours, theirs = multiprocessing.Pipe()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                told = []
-                for use in (lambda: coordinator.schedule(int), coordinator.join, coordinator.done):
-                    try:
-                        told.append(use())
-                    except Exception as error:
-                        told.append(str(error))
-                theirs.send(told)
-            finally:
-                os._exit(0)
-        assert ours.poll(20)
-        told = ours.recv()
-        os.waitpid(pid, 0)
-        assert (
-            told
-            == [
-                (
-                    "this ClusterCoordinator was made before a fork: make a new one in the child "
-                    "process"
-                )
-            ]
-            * 3
-        )
-        assert coordinator.schedule(int).get(20) == 0
-        ours.close()
-        theirs.close()
 
 
 def test_a_dropped_value_does_not_stop_its_function(

@@ -7,7 +7,7 @@ import time
 import pytest
 
 import zmqdist as zd
-from tests.scheduling.coordinator import per_worker_work as work
+from tests.scheduling.coordinator import helpers
 from zmqdist import data, errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.scheduling.shared.config import START_DELAY_ENV, WorkerConfig
@@ -31,7 +31,7 @@ def test_workers_begin_one_after_the_other_and_everything_ends(
             when >= scheduled_at + index for index, when in enumerate(coordinator.fetch(began))
         )
         iterator = iter(coordinator.create_per_worker_dataset(data.Dataset.range(100)))
-        firsts = [coordinator.schedule(work.first, (iterator,)) for _ in range(10)]
+        firsts = [coordinator.schedule(helpers.first, (iterator,)) for _ in range(10)]
         coordinator.join()
         assert all(0 <= value < 10 for value in coordinator.fetch(firsts))
 

@@ -3,7 +3,6 @@ refuses the same ones."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,21 +10,11 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
+from tests.scheduling.coordinator.helpers import Gate, passes_gate
 from tests.time_outs import LONG, OVER, REFUSED, check_long, check_over, check_refused
 from zmqdist import errors
 from zmqdist.clock import duration
 from zmqdist.coordinator import ClusterCoordinator
-
-
-class Gate:
-    """What the tests wait for comes when the gate is opened."""
-
-    opened = threading.Event()
-
-
-def passes_gate(_: object = None) -> int:
-    assert Gate.opened.wait(30)
-    return 1
 
 
 @dataclass

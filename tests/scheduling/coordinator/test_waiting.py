@@ -151,8 +151,9 @@ def test_a_search_over_a_thousand_ends_early(in_threads: ClusterCoordinator) -> 
 def test_values_are_yielded_once_for_each_time_that_they_are_added(
     in_threads: ClusterCoordinator, tmp_path: Path
 ) -> None:
-    slow = in_threads.submit(waits, tmp_path)
-    order = in_threads.as_completed([slow], timeout=20)
+    slow, quick = in_threads.submit(waits, tmp_path), in_threads.submit(int)
+    order = in_threads.as_completed([slow, quick, slow], timeout=20)
+    assert next(order) is quick
     order.add_all([slow, slow])
     assert len(order) == 1
     go(tmp_path)
@@ -160,6 +161,7 @@ def test_values_are_yielded_once_for_each_time_that_they_are_added(
     order.add(slow)
     assert list(order) == [slow]
     assert next(order, None) is None
+    assert list(in_threads.as_completed([])) == []
 
 
 def test_another_thread_may_add(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
@@ -175,25 +177,28 @@ def test_another_thread_may_add(in_threads: ClusterCoordinator, tmp_path: Path) 
     assert found[-1] == "x"
 
 
-@pytest.mark.parametrize("values", [[5], 5, None, "ab"], ids=str)
+@pytest.mark.parametrize("values", [[5], 5, None, "ab", [[]]], ids=str)
 def test_what_is_no_value_is_refused_and_nothing_is_added(
     in_threads: ClusterCoordinator, values: Any
 ) -> None:
     order = in_threads.as_completed([])
-    with pytest.raises(
-        TypeError, match="as_completed wants RemoteValues, which submit and schedule return, not"
-    ):
+    refused = "as_completed wants RemoteValues, which submit and schedule return, not"
+    with pytest.raises(TypeError, match=refused):
         order.add_all([in_threads.submit(int), values])
+    with pytest.raises(TypeError, match=refused):
+        in_threads.as_completed(values)
     assert len(order) == 0
 
 
 def test_a_time_limit_leaves_the_iterator_usable(
     in_threads: ClusterCoordinator, tmp_path: Path
 ) -> None:
-    slow = in_threads.submit(waits, tmp_path)
-    order = in_threads.as_completed([slow], timeout=0.05)
+    slow, quick = in_threads.submit(waits, tmp_path), in_threads.submit(int)
+    until(quick.done)
+    order = in_threads.as_completed([slow, quick], timeout=0.05)
+    assert next(order) is quick
     for _ in range(2):
-        with pytest.raises(TimeoutError, match=r"1 of 1 values have not ended after 0\.05 s"):
+        with pytest.raises(TimeoutError, match=r"1 of 2 values have not ended after 0\.05 s"):
             next(order)
     go(tmp_path)
     until(slow.done)

@@ -104,8 +104,8 @@ def test_a_function_that_was_typed_runs_and_can_be_typed_anew(session: Session) 
     ],
 )
 def test_ctrl_c_ends_the_wait_and_leaves_everything_usable(session: Session, call: str) -> None:
-    session.type("from tests.scheduling.coordinator.interrupting import interrupt_when_it_waits")
-    session.type("value = coordinator.submit(time.sleep, 60)", f"interrupt_when_it_waits(); {call}")
+    session.type("from tests.scheduling.coordinator.helpers import interrupt_when_waiting")
+    session.type("value = coordinator.submit(time.sleep, 60)", f"interrupt_when_waiting(); {call}")
     session.says("KeyboardInterrupt")
     session.type("print('cancelled', coordinator.cancel_all() <= 1)")
     session.says("cancelled True")

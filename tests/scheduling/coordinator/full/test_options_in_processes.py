@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scheduling.coordinator import test_inputs, test_kept, test_options
-from tests.scheduling.coordinator.again import again
+from tests.scheduling.coordinator import test_inputs, test_kept_values, test_options
+from tests.scheduling.coordinator.helpers import tests_with_fixture
 from zmqdist.coordinator import ClusterCoordinator
 
 pytestmark = pytest.mark.timeout(90)
 
-for _module in (test_inputs, test_kept, test_options):
-    globals().update(again(_module, "coordinator"))
+for _module in (test_inputs, test_kept_values, test_options):
+    globals().update(tests_with_fixture(_module, "coordinator"))
 
 
 @pytest.fixture

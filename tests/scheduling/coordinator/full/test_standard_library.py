@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.scheduling.coordinator.full import replaced
+from tests.scheduling.coordinator.full import process_pool
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.shares_cluster]
 
@@ -94,7 +94,7 @@ def cases() -> list[Any]:
 @pytest.fixture(scope="module", autouse=True)
 def _the_cluster_is_closed() -> Iterator[None]:
     yield
-    replaced.close()
+    process_pool.close()
 
 
 @pytest.mark.skipif(not modules(), reason=f"this Python comes without {NAME}")
@@ -108,14 +108,14 @@ def test_the_standard_librarys_test_passes(
         *options, code = args
         code = code.replace(
             "from concurrent.futures import ProcessPoolExecutor",
-            f"from {replaced.__name__} import ProcessPoolExecutor",
+            f"from {process_pool.__name__} import ProcessPoolExecutor",
         )
         return script_helper.assert_python_ok(
             *options, code, PYTHONPATH=str(ROOT), __isolated=False
         )
 
-    monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", replaced.ProcessPoolExecutor)
-    monkeypatch.setattr(type(case), "executor_type", replaced.ProcessPoolExecutor)
+    monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", process_pool.ProcessPoolExecutor)
+    monkeypatch.setattr(type(case), "executor_type", process_pool.ProcessPoolExecutor)
     if hasattr(module, "assert_python_ok"):
         monkeypatch.setattr(module, "assert_python_ok", assert_python_ok)
     outcome = unittest.TestResult()

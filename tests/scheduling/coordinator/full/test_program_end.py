@@ -1,21 +1,23 @@
-"""What a program has submitted to an Executor is carried out when it ends, however it ends, unless
-it is interrupted or has no cluster."""
+"""What the end of a program, however it comes, does to its scheduled and submitted work, and what a
+stop of some seconds does."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+import zmqdist as zd
 from tests.ports import free_port
 from tests.scheduling.work import until
 
 pytestmark = pytest.mark.timeout(150)
 
-BEGIN = """
+SUBMITS = """
 import sys, time
 from pathlib import Path
 import zmqdist as zd
@@ -42,9 +44,9 @@ ENDS = {
 }
 
 
-def run(program: str, *args: str) -> subprocess.Popen[str]:
+def run_submitting(program: str, *args: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", BEGIN + program, *args],
+        [sys.executable, "-c", SUBMITS + program, *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -55,7 +57,7 @@ def run(program: str, *args: str) -> subprocess.Popen[str]:
 def test_submitted_work_is_carried_out_however_the_program_ends(
     end: str, code: int, tmp_path: Path
 ) -> None:
-    process = run(f"{OWN}\n{end}", str(tmp_path))
+    process = run_submitting(f"{OWN}\n{end}", str(tmp_path))
     _, said = process.communicate(timeout=60)
     assert process.returncode == code, said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3", "4"]
@@ -74,7 +76,7 @@ def submits():
 executor = zd.Executor("127.0.0.1:1")
 atexit.register(submits)
 """
-    told, said = run(late, str(tmp_path)).communicate(timeout=60)
+    told, said = run_submitting(late, str(tmp_path)).communicate(timeout=60)
     assert (told, said) == ("cannot schedule new futures after interpreter shutdown\n", "")
 
 
@@ -83,7 +85,7 @@ def test_without_a_dispatcher_the_program_gives_up_and_says_so(tmp_path: Path) -
 executor = zd.Executor("127.0.0.1:{free_port()}", cluster_lost_limit_s=1.0)
 future = executor.submit(print, "never")
 """
-    process = run(program, str(tmp_path))
+    process = run_submitting(program, str(tmp_path))
     told, said = process.communicate(timeout=60)
     assert (process.returncode, told) == (1, "")
     assert said.count("\n") == 1, said
@@ -98,7 +100,7 @@ atexit.register(print, "the last")
 executor = zd.Executor("127.0.0.1:{free_port()}", cluster_lost_limit_s=0.2)
 future = executor.submit(print, "never")
 """
-    process = run(program, str(tmp_path))
+    process = run_submitting(program, str(tmp_path))
     told, _ = process.communicate(timeout=60)
     assert (process.returncode, told) == (1, "the last\n")
 
@@ -107,7 +109,7 @@ future = executor.submit(print, "never")
 def test_an_interrupt_ends_the_program_and_its_work(where: str, tmp_path: Path) -> None:
     program = OWN.replace("range(5)", "range(500)")
     program += "time.sleep(60)" if where == "in the program" else ""
-    process = run(program, str(tmp_path))
+    process = run_submitting(program, str(tmp_path))
     try:
         until(lambda: list(tmp_path.iterdir()))
         process.send_signal(signal.SIGINT)
@@ -118,3 +120,70 @@ def test_an_interrupt_ends_the_program_and_its_work(where: str, tmp_path: Path) 
     assert process.returncode == -signal.SIGINT, said
     assert "submitted functions that had not ended were given up" in said
     assert len(list(tmp_path.iterdir())) < 500
+
+
+SCHEDULES = """
+import sys
+from types import SimpleNamespace
+import numpy as np
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.transport.credentials import Credentials
+target, token = sys.argv[1:]
+coordinator = ClusterCoordinator(SimpleNamespace(target=target, credentials=Credentials(token_file=token)))
+"""
+
+SCHEDULES_FAILING = """
+import time
+value = coordinator.schedule(int, ("x",))
+while not value.done():
+    time.sleep(0.005)
+"""
+
+SCHEDULES_LARGE = """
+import time
+def make(number):
+    time.sleep(0.02)
+    return np.full(500_000, number)
+values = [coordinator.schedule(make, (number,)) for number in range(100)]
+values[5].get()
+print("begun", flush=True)
+coordinator.join()
+assert [int(value.get()[0]) for value in values] == list(range(100))
+coordinator.close()
+"""
+
+
+def run_scheduling(cluster: zd.local_cluster, program: str) -> subprocess.Popen[str]:
+    token = cluster.credentials.token_file
+    assert token is not None
+    arguments = [sys.executable, "-c", SCHEDULES + program, cluster.target, token]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_errors_that_the_program_never_looked_at_are_on_standard_error_when_it_ends() -> None:
+    with zd.local_cluster(workers=1, processes=False) as cluster:
+        process = run_scheduling(cluster, SCHEDULES_FAILING)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "the program has not looked at 1 error of scheduled functions" in told
+    assert "ValueError: invalid literal for int() with base 10: 'x'" in told
+
+
+def test_a_program_that_was_stopped_for_longer_than_a_lease_finishes_with_large_results_by_sockets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it had begun to fetch was let go of, and runs again."""
+    monkeypatch.setenv("ZMQDIST_ARENA", "off")
+    with zd.local_cluster(workers=2, lease_s=2.0) as cluster:
+        process = run_scheduling(cluster, SCHEDULES_LARGE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(12.0)
+        process.send_signal(signal.SIGCONT)
+        try:
+            _, told = process.communicate(timeout=60)
+        finally:
+            process.kill()
+            process.wait()
+    assert process.returncode == 0, told

@@ -108,16 +108,6 @@ def test_what_is_no_function_is_refused(
         getattr(submitter, call)(5, [1])
 
 
-def test_a_closed_coordinator_refuses(threads: zd.local_cluster) -> None:
-    with ClusterCoordinator(threads) as coordinator:
-        quick, value = coordinator.options(priority=1), coordinator.submit(int)
-        assert value.result(20) == 0
-    for call in (coordinator.submit, quick.submit, coordinator.map):
-        with pytest.raises(errors.FailedPreconditionError, match="has been closed"):
-            call(abs, [1])
-    assert value.result() == 0
-
-
 # -- options --------------------------------------------------------------------------------------
 
 
@@ -317,18 +307,6 @@ def test_gather_keeps_the_structure(in_threads: ClusterCoordinator) -> None:
     assert given["a"][0] is two, "what was given stays as it was"
     assert in_threads.gather(5) == 5
     assert in_threads.gather(value for value in (two, two)) == [2, 2]
-
-
-class Tensor:
-    def numpy(self) -> str:
-        return "array"
-
-
-def test_gather_leaves_tensors_and_fetch_does_not(in_threads: ClusterCoordinator) -> None:
-    value = in_threads.submit(Tensor)
-    assert isinstance(in_threads.gather([value], timeout=20)[0], Tensor)
-    assert isinstance(value.result(), Tensor)
-    assert in_threads.fetch([value]) == ["array"]
 
 
 def test_gather_raises_the_first_error_in_order(

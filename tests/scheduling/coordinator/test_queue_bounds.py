@@ -3,7 +3,6 @@ blocks, and goes on when work has ended."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
+from tests.scheduling.coordinator.helpers import in_thread
 from tests.scheduling.work import begun, go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue
@@ -53,21 +53,6 @@ def length(given: Any) -> int:
 
 def waits_with(given: Any, folder: Path) -> str:
     return waits(folder, str(int(given[0])))
-
-
-def in_thread(fn: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
-    """What `fn` gave or raised, once the thread has ended."""
-    came: list[Any] = []
-
-    def run() -> None:
-        try:
-            came.append(fn())
-        except BaseException as error:
-            came.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, came
 
 
 def is_full(coordinator: ClusterCoordinator) -> bool:

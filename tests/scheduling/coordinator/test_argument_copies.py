@@ -4,7 +4,6 @@ is pickled and shipped once."""
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import threading
 from pathlib import Path
@@ -14,10 +13,9 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.scheduling.coordinator.stalled import sent_by_coordinators
+from tests.scheduling.coordinator.helpers import functions_sent, record_sent
 from tests.scheduling.work import go, until, waits
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.messages import Define, Message
 from zmqdist.scheduling.shared.config import WorkerConfig
 
 MIB = 2**20
@@ -148,36 +146,20 @@ def test_large_results_of_many_functions_at_once(in_processes: ClusterCoordinato
     assert [set(np.unique(value.get())) for value in values] == [{number} for number in range(12)]
 
 
-def test_a_stable_function_is_pickled_once_and_shipped_once_to_each_worker(
-    in_processes: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent = sent_by_coordinators(monkeypatch)
-    factor = 3
-
-    def times(number: int) -> tuple[int, int]:
-        return factor * number, os.getpid()
-
-    before = in_processes.snapshot().functions_pickled
-    results = in_processes.fetch(in_processes.map(times, range(200)))
-    assert [result for result, _ in results] == [3 * i for i in range(200)]
-    assert in_processes.snapshot().functions_pickled == before + 1
-    assert shipped(sent) == [1]
-
-
 def test_a_function_that_captures_what_may_change_is_shipped_once_while_it_does_not_change(
     in_processes: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent = sent_by_coordinators(monkeypatch)
+    sent = record_sent(monkeypatch)
     weights = np.ones(3)
 
     def scaled(number: int) -> float:
         return float(weights.sum()) * number
 
     assert in_processes.fetch(in_processes.map(scaled, range(20))) == [3.0 * i for i in range(20)]
-    assert shipped(sent) == [1]
+    assert functions_sent(sent) == [1]
     weights += 1
     assert in_processes.schedule(scaled, (1,)).get(20) == 6.0
-    assert shipped(sent) == [1, 1]
+    assert functions_sent(sent) == [1, 1]
 
 
 def test_what_a_run_leaves_in_what_its_function_captures_the_next_run_does_not_see(
@@ -196,11 +178,6 @@ def test_what_a_run_leaves_in_what_its_function_captures_the_next_run_does_not_s
 
     for fn in (appends, appends_to_the_result):
         assert coordinator.fetch([coordinator.schedule(fn) for _ in range(9)]) == [1] * 9
-
-
-def shipped(sent: list[Message]) -> list[int]:
-    """How many functions went to the dispatcher, message by message."""
-    return [len(message.functions) for message in sent if isinstance(message, Define)]
 
 
 def test_a_reload_of_a_functions_module_is_told_once(

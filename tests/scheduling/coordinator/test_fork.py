@@ -16,6 +16,8 @@ from tests.scheduling.work import begun, go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 
+MADE_BEFORE = "this ClusterCoordinator was made before a fork: make a new one in the child process"
+
 
 def test_a_forked_child_cannot_fetch_what_a_worker_keeps_and_its_end_takes_it_from_nobody() -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
@@ -69,17 +71,17 @@ def test_a_forked_child_waits_for_no_thread_of_the_parents(tmp_path: Path) -> No
         child = os.fork()
         if child == 0:
             signal.alarm(30)
-            told = 0
-            for ask in (
+            refusals = 0
+            for call in (
                 lambda: coordinator.schedule(int),
                 lambda: coordinator.join(30),
                 coordinator.done,
             ):
                 try:
-                    ask()
-                except errors.FailedPreconditionError:
-                    told += 1
-            _exit(told)
+                    call()
+                except errors.FailedPreconditionError as error:
+                    refusals += str(error) == MADE_BEFORE
+            _exit(refusals)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
         go(tmp_path)
         joining.join()
@@ -103,13 +105,13 @@ def test_a_forked_child_waits_for_no_value_and_changes_no_worker_of_the_parent(
         child = os.fork()
         if child == 0:
             signal.alarm(30)
-            told = 0
+            refusals = 0
             for call in calls:
                 try:
                     call()
                 except errors.FailedPreconditionError:
-                    told += 1
-            _exit(told)
+                    refusals += 1
+            _exit(refusals)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(calls)
         go(tmp_path)
         assert value.result(20) == "x"

@@ -12,18 +12,17 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.scheduling.coordinator.kept_work import (
-    SIZE,
-    kept,
+from tests.scheduling.coordinator.helpers import (
+    KEPT_BYTES,
+    check_shared_by_writers,
+    schedule_kept,
     small,
-    total,
-    writes_to_its_own,
+    sum_of,
     zeros,
 )
 from tests.scheduling.work import go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.transport import shm_pool
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -46,40 +45,27 @@ def held(cluster: zd.local_cluster) -> int:
 def test_a_kept_value_is_used_by_two_workers_at_a_time_and_each_writes_to_its_own(
     coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
-    value = kept(coordinator, zeros)
-    used = [
-        coordinator.schedule(writes_to_its_own, (value, tmp_path, number, 2)) for number in (1, 2)
-    ]
-    assert coordinator.fetch(used) == [SIZE, 2 * SIZE]
-    assert coordinator.schedule(total, (value,)).fetch(20) == 0
+    value = check_shared_by_writers(coordinator, tmp_path)
     assert not value.get().any()
 
 
 def test_without_shared_memory_it_is_read_from_its_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    no_shared_memory: None, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
-    monkeypatch.setattr(shm_pool, "_pool", None)
-    monkeypatch.setattr(shm_pool, "_tried", False)
     with (
         zd.local_cluster(workers=2, processes=False) as cluster,
         ClusterCoordinator(cluster) as coordinator,
     ):
-        value = kept(coordinator, zeros)
-        used = [
-            coordinator.schedule(writes_to_its_own, (value, tmp_path, number, 2))
-            for number in (1, 2)
-        ]
-        assert coordinator.fetch(used) == [SIZE, 2 * SIZE]
+        value = check_shared_by_writers(coordinator, tmp_path)
         assert coordinator.snapshot().held.parts == 0
         mine = value.get()
         mine += 1
-        assert coordinator.schedule(total, (value,)).fetch(20) == 0
+        assert coordinator.schedule(sum_of, (value,)).fetch(20) == 0
 
 
 def test_its_bytes_do_not_pass_the_coordinator(coordinator: ClusterCoordinator) -> None:
-    value = kept(coordinator, zeros)
-    assert coordinator.schedule(total, (value,)).fetch(20) == 0
+    value = schedule_kept(coordinator, zeros)
+    assert coordinator.schedule(sum_of, (value,)).fetch(20) == 0
     snapshot = coordinator.snapshot()
     assert (snapshot.held.parts, snapshot.held.copies) == (0, 0), "nothing was held here"
     assert snapshot.memories == 0, "no memory of a worker was opened here"
@@ -87,13 +73,13 @@ def test_its_bytes_do_not_pass_the_coordinator(coordinator: ClusterCoordinator) 
 
 
 def test_it_is_fetched_once_and_goes_on_being_an_argument(coordinator: ClusterCoordinator) -> None:
-    value = kept(coordinator, zeros)
+    value = schedule_kept(coordinator, zeros)
     mine = value.fetch()
-    assert mine.nbytes == SIZE
+    assert mine.nbytes == KEPT_BYTES
     assert mine.flags.writeable
     assert value.get() is mine
     mine += 1
-    assert coordinator.schedule(total, (value,)).fetch(20) == 0, (
+    assert coordinator.schedule(sum_of, (value,)).fetch(20) == 0, (
         "what is fetched is a copy of one's own"
     )
 
@@ -110,30 +96,30 @@ USES: list[Any] = [
 def test_a_small_value_can_be_kept_and_given_at_any_depth(
     coordinator: ClusterCoordinator, use: Any
 ) -> None:
-    value = kept(coordinator, small)
+    value = schedule_kept(coordinator, small)
     assert coordinator.schedule(*use(value)).fetch(20) == {"a": 1}
     assert value.fetch() == {"a": 1}
 
 
 def test_a_kept_value_can_be_made_of_kept_ones(coordinator: ClusterCoordinator) -> None:
-    value = kept(coordinator, zeros)
+    value = schedule_kept(coordinator, zeros)
     for _ in range(3):
-        value = kept(coordinator, np.add, value, 1)
-    assert coordinator.schedule(total, (value,)).fetch(20) == 3 * SIZE
+        value = schedule_kept(coordinator, np.add, value, 1)
+    assert coordinator.schedule(sum_of, (value,)).fetch(20) == 3 * KEPT_BYTES
 
 
 def test_a_kept_value_can_be_awaited(near: ClusterCoordinator) -> None:
     async def main() -> int:
-        return total(await near.schedule(zeros, keep=True))
+        return sum_of(await near.schedule(zeros, keep=True))
 
     assert asyncio.run(main()) == 0
 
 
 def test_repr_and_exception_tell_that_it_is_with_its_worker(near: ClusterCoordinator) -> None:
-    value = kept(near, small)
+    value = schedule_kept(near, small)
     assert (
         repr(value)
-        == "<RemoteValue of tests.scheduling.coordinator.kept_work.small: kept by its worker>"
+        == "<RemoteValue of tests.scheduling.coordinator.helpers.small: kept by its worker>"
     )
     assert value.done()
     near.join(0)
@@ -146,15 +132,15 @@ def test_a_function_that_fails_keeps_nothing(near: ClusterCoordinator) -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         near.join(20)
     with pytest.raises(errors.ClosureInputError, match="invalid literal"):
-        near.schedule(total, (value,)).fetch(20)
+        near.schedule(sum_of, (value,)).fetch(20)
 
 
 def test_a_kept_value_outlives_its_round(near: ClusterCoordinator) -> None:
-    value = kept(near, zeros)
+    value = schedule_kept(near, zeros)
     near.schedule(int, ("x",))
     with pytest.raises(ValueError, match="invalid literal"):
         near.join(20)
-    assert near.schedule(total, (value,)).fetch(20) == 0
+    assert near.schedule(sum_of, (value,)).fetch(20) == 0
 
 
 # -- the end of a value ----------------------------------------------------------------------------
@@ -163,7 +149,7 @@ def test_a_kept_value_outlives_its_round(near: ClusterCoordinator) -> None:
 def test_a_worker_holds_it_until_it_was_dropped_here(
     near: ClusterCoordinator, threads: zd.local_cluster
 ) -> None:
-    values = [kept(near, zeros) for _ in range(3)]
+    values = [schedule_kept(near, zeros) for _ in range(3)]
     assert held(threads) == 3
     values[0].fetch()
     del values[0]
@@ -179,10 +165,10 @@ def test_a_worker_holds_it_until_it_was_dropped_here(
 def test_it_stays_for_a_function_that_was_given_it_and_has_not_ended(
     near: ClusterCoordinator, threads: zd.local_cluster, tmp_path: Path
 ) -> None:
-    value = kept(near, zeros)
+    value = schedule_kept(near, zeros)
     for name in "ab":
         near.schedule(waits, (tmp_path, name))
-    used = near.schedule(total, (value,))
+    used = near.schedule(sum_of, (value,))
     del value
     gc.collect()
     go(tmp_path)
@@ -192,11 +178,11 @@ def test_it_stays_for_a_function_that_was_given_it_and_has_not_ended(
 
 def test_the_end_of_its_coordinator_frees_it(threads: zd.local_cluster) -> None:
     with ClusterCoordinator(threads) as coordinator:
-        here, there = kept(coordinator, zeros), kept(coordinator, zeros)
+        here, there = schedule_kept(coordinator, zeros), schedule_kept(coordinator, zeros)
         here.fetch()
         assert held(threads) == 2
     until(lambda: held(threads) == 0)
-    assert total(here.fetch()) == 0
+    assert sum_of(here.fetch()) == 0
     with pytest.raises(
         errors.UnavailableError,
         match=r"the value of .*\.zeros was kept by the worker at .* \(worker:[012]\) and is lost",

@@ -4,13 +4,12 @@ middle."""
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import zmqdist as zd
+from tests.scheduling.coordinator.helpers import in_thread
 from tests.scheduling.work import begun, go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, get_current_worker_index
@@ -26,25 +25,9 @@ def dies_on(index: int, folder: Path) -> int:
     return here
 
 
-def in_background(call: Any) -> tuple[threading.Thread, list[Any]]:
-    found: list[Any] = []
-
-    def record() -> None:
-        try:
-            found.append(call())
-        except Exception as error:
-            found.append(error)
-
-    thread = threading.Thread(target=record)
-    thread.start()
-    return thread, found
-
-
 def test_a_worker_that_dies_during_run_is_told_by_name_at_once(tmp_path: Path) -> None:
     with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
-        thread, found = in_background(
-            lambda: coordinator.options(name="probe").run(waits, tmp_path)
-        )
+        thread, found = in_thread(lambda: coordinator.options(name="probe").run(waits, tmp_path))
         until(lambda: len(begun(tmp_path)) == 2)
         cluster.kill_worker(1)
         until(lambda: coordinator.workers() == ["worker:0"])
@@ -73,7 +56,7 @@ def test_a_thousand_values_survive_the_death_of_a_worker(tmp_path: Path) -> None
     with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
         values = coordinator.map(waits, [tmp_path] * 1000, map(str, range(1000)))
         until(lambda: len(begun(tmp_path)) == 2)
-        thread, found = in_background(lambda: coordinator.gather(values, timeout=100))
+        thread, found = in_thread(lambda: coordinator.gather(values, timeout=100))
         cluster.kill_worker(0)
         go(tmp_path)
         search = coordinator.as_completed(values, timeout=100)
@@ -96,7 +79,7 @@ def test_all_waits_end_when_the_cluster_is_lost(tmp_path: Path) -> None:
             lambda: list(coordinator.as_completed([value])),
             lambda: coordinator.run(abs, -1),
         ]
-        waiting = [in_background(call) for call in calls]
+        waiting = [in_thread(call) for call in calls]
         cluster.dispatcher.stop()
         cluster.kill_worker(0)
         for thread, _ in waiting:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.scheduling.coordinator.kept_work import SIZE, kept, total
+from tests.scheduling.coordinator.helpers import KEPT_BYTES, schedule_kept, sum_of
 from tests.scheduling.coordinator.test_inputs import fails
 from tests.scheduling.coordinator.test_rounds import First, ask_each_way, fails_when_told, works_on
 from tests.scheduling.work import begun, go, until, waits, writes, written
@@ -91,8 +91,8 @@ def test_a_running_function_is_cut_off_at_its_time(
 
 
 def test_a_frozen_result_is_read_only_wherever_it_is_used(in_processes: ClusterCoordinator) -> None:
-    value = kept(in_processes, lambda: zd.freeze(np.ones(SIZE, np.uint8)))
-    assert in_processes.schedule(lambda a: (a.flags.writeable, total(a)), (value,)).fetch(20) == (
+    value = schedule_kept(in_processes, lambda: zd.freeze(np.ones(KEPT_BYTES, np.uint8)))
+    assert in_processes.schedule(lambda a: (a.flags.writeable, sum_of(a)), (value,)).fetch(20) == (
         False,
-        SIZE,
+        KEPT_BYTES,
     )

@@ -1,0 +1,174 @@
+"""Values and datasets of which each worker has its own, while workers are lost, come back and join."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zmqdist as zd
+from tests.scheduling.coordinator import helpers
+from tests.scheduling.work import begun, go, until, waits
+from zmqdist import data, errors
+from zmqdist.coordinator import ClusterCoordinator, get_current_worker_index
+from zmqdist.scheduling.coordinator.remote_value import RemoteValueStatus
+
+# its dispatcher may start another thread of a pool
+pytestmark = [pytest.mark.timeout(90), pytest.mark.shares_cluster]
+
+
+@pytest.fixture
+def replaced() -> Iterator[zd.local_cluster]:
+    """Two workers that a test may kill; they come back."""
+    with zd.local_cluster(workers=2) as cluster:
+        yield cluster
+
+
+def test_a_resource_made_while_a_worker_is_down_is_aborted_there_at_once_and_built_when_it_is_back(
+    replaced: zd.local_cluster,
+) -> None:
+    with ClusterCoordinator(replaced) as coordinator:
+        earlier = coordinator.create_per_worker_resource(helpers.counter)
+        assert earlier.fetch(20) == [0, 0]
+        replaced.kill_worker(1)
+        until(lambda: helpers.statuses(earlier) == ["READY", "ABORTED"])
+        later = coordinator.create_per_worker_resource(helpers.counter)
+        assert later[1].status is RemoteValueStatus.ABORTED
+        assert later[0].fetch(20) == 0
+        replaced.restart_worker(1)
+        until(lambda: helpers.statuses(later) == ["READY", "READY"])
+        assert later.fetch(20) == [0, 0]
+
+
+def test_a_newcomer_has_the_resources_that_there_are(replaced: zd.local_cluster) -> None:
+    with ClusterCoordinator(replaced) as coordinator:
+        counters = coordinator.create_per_worker_resource(helpers.counter)
+        assert len(counters) == 2
+        assert replaced.add_worker() == 2
+        until(lambda: len(counters) == 3)
+        assert counters.fetch(20) == [0, 0, 0]
+        assert coordinator.schedule(helpers.of_worker, (counters,), worker=2).fetch(20) == (2, 2)
+
+
+def test_who_waits_for_a_value_is_told_when_its_worker_is_lost(
+    replaced: zd.local_cluster, tmp_path: Path
+) -> None:
+    with ClusterCoordinator(replaced) as coordinator:
+        values = coordinator.create_per_worker_resource(waits, (tmp_path, "x"))
+        until(lambda: len(begun(tmp_path)) == 2)
+        asked: list[BaseException | None] = []
+        asker = threading.Thread(target=lambda: asked.append(values[0].exception(20)))
+        asker.start()
+        replaced.kill_worker(0)
+        asker.join(20)
+        assert isinstance(asked[0], errors.CancelledError)
+        go(tmp_path)
+
+
+def asked_slowly(folder: Path) -> Any:
+    class Slow:
+        def __reduce__(self) -> Any:
+            waits(folder, "asked")
+            return int, ()
+
+    return Slow()
+
+
+def test_who_asks_for_a_value_is_told_when_its_worker_is_lost_meanwhile(
+    replaced: zd.local_cluster, tmp_path: Path
+) -> None:
+    with ClusterCoordinator(replaced) as coordinator:
+        values = coordinator.create_per_worker_resource(asked_slowly, (tmp_path,))
+        asked: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                values[0].get(20)
+            except errors.OpError as error:
+                asked.append(error)
+
+        asker = threading.Thread(target=ask)
+        asker.start()
+        until(lambda: begun(tmp_path))
+        replaced.kill_worker(0)
+        asker.join(20)
+        assert isinstance(asked[0], errors.CancelledError)
+        assert "worker:0 is lost" in str(asked[0])
+        go(tmp_path)
+
+
+def test_a_resource_made_while_all_workers_are_down_is_aborted_and_made_when_one_is_back() -> None:
+    with (
+        zd.local_cluster(workers=1) as cluster,
+        ClusterCoordinator(cluster, cluster_lost_limit_s=3600) as coordinator,
+    ):
+        earlier = coordinator.create_per_worker_resource(helpers.counter)
+        assert earlier.fetch(20) == [0]
+        cluster.kill_worker(0)
+        until(lambda: helpers.statuses(earlier) == ["ABORTED"])
+        later = coordinator.create_per_worker_resource(helpers.counter)
+        assert helpers.statuses(later) == ["ABORTED"]
+        cluster.restart_worker(0)
+        until(lambda: helpers.statuses(later) == ["READY"])
+        assert later.fetch(20) == [0]
+
+
+def test_a_newcomer_has_no_share_before_the_next_iterator_and_gaps_in_the_indices_lose_nothing() -> (
+    None
+):
+    with zd.local_cluster(workers=3) as cluster, ClusterCoordinator(cluster) as coordinator:
+        cluster.kill_worker(1)
+        until(lambda: len(coordinator.workers()) == 2)
+        dataset = coordinator.create_per_worker_dataset(data.Dataset.range(10), shard=True)
+        iterator = iter(dataset)
+        shares = [
+            coordinator.schedule(helpers.elements, (iterator,), worker=index) for index in (0, 2)
+        ]
+        assert sorted(chain(*coordinator.fetch(shares))) == list(range(10))
+        cluster.add_worker()
+        assert coordinator.schedule(helpers.elements, (iterator,), worker=3).fetch(20) == []
+        until(lambda: len(coordinator.workers()) == 3)
+        iterator = iter(dataset)
+        shares = [
+            coordinator.schedule(helpers.elements, (iterator,), worker=index) for index in (0, 2, 3)
+        ]
+        assert sorted(chain(*coordinator.fetch(shares))) == list(range(10))
+
+
+def test_iterators_begin_anew_where_a_worker_was_started_again(tmp_path: Path) -> None:
+    def dataset_fn() -> Any:
+        (tmp_path / f"made-{get_current_worker_index()}-{len(list(tmp_path.iterdir()))}").touch()
+        return data.Dataset.range(100)
+
+    with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
+        iterator = iter(coordinator.create_per_worker_dataset(dataset_fn))
+        assert [
+            coordinator.schedule(helpers.first, (iterator,), worker=0).fetch(20) for _ in range(3)
+        ] == [0, 1, 2]
+        cluster.kill_worker(0)
+        later = coordinator.schedule(helpers.first, (iterator,), worker=0)
+        assert coordinator.schedule(helpers.first, (iterator,)).fetch(20) == 0
+        cluster.restart_worker(0)
+        assert later.fetch(20) == 0
+        assert len(list(tmp_path.glob("made-0-*"))) == 2
+        coordinator.join()
+
+
+def test_iterators_of_several_generations_while_a_worker_is_down() -> None:
+    with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
+        dataset = coordinator.create_per_worker_dataset(data.Dataset.range(100))
+        iterators = [iter(dataset)]
+        coordinator.schedule(helpers.first, (iterators[0],)).fetch(20)
+        cluster.kill_worker(0)
+        iterators += [iter(dataset), iter(dataset)]
+        asked = [
+            coordinator.schedule(helpers.first, (iterators[number % 3],)) for number in range(9)
+        ]
+        cluster.restart_worker(0)
+        coordinator.join()
+        assert all(value.done() for value in asked)
+        assert coordinator.schedule(helpers.first, (iterators[2],), worker=0).fetch(20) >= 0

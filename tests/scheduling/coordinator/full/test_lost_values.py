@@ -1,0 +1,178 @@
+"""Values whose worker is killed: results that have arrived, kept ones, those with a lineage, and
+large arrays that functions capture."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zmqdist as zd
+from tests.scheduling.coordinator.helpers import (
+    call_count,
+    check_shared_by_writers,
+    logged_array,
+    replace_worker,
+    schedule_kept,
+    small,
+    sum_of,
+    zeros,
+)
+from tests.scheduling.work import begun, go, until, waits
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+
+pytestmark = pytest.mark.timeout(90)
+
+SIZE = 2**18
+
+
+def test_without_shared_memory_it_is_read_from_its_worker(
+    no_shared_memory: None, tmp_path: Path
+) -> None:
+    with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
+        value = check_shared_by_writers(coordinator, tmp_path)
+        assert coordinator.snapshot().held.parts == 0
+        mine = value.get()
+        mine += 1
+        assert coordinator.schedule(sum_of, (value,)).fetch(20) == 0
+
+
+def test_it_outlives_its_slot_but_not_its_worker() -> None:
+    with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
+        slot = schedule_kept(coordinator, os.getpid)
+        value = schedule_kept(coordinator, zeros)
+        os.kill(slot.fetch(), signal.SIGKILL)
+        assert coordinator.schedule(sum_of, (value,)).fetch(20) == 0
+        cluster.kill_worker(0)
+        until(lambda: cluster.dispatcher.num_workers == 0)
+        cluster.add_worker()
+        for _ in range(2):
+            with pytest.raises(
+                errors.UnavailableError,
+                match=r"the value of tests.scheduling.coordinator.helpers.zeros .* worker at 127.0.0.1:\d+",
+            ):
+                value.fetch()
+        used = coordinator.schedule(sum_of, (value,))
+        with pytest.raises(
+            errors.UnavailableError,
+            match=r"the value of tests.scheduling.coordinator.helpers.zeros .* is lost: schedule",
+        ):
+            used.fetch(20)
+        with pytest.raises(errors.UnavailableError):
+            coordinator.join(20)
+        assert coordinator.schedule(small).fetch(20) == {"a": 1}
+
+
+def test_a_lost_value_is_made_again_for_get_and_for_functions_with_what_it_was_made_of(
+    fragile: ClusterCoordinator, single: zd.local_cluster, tmp_path: Path
+) -> None:
+    first = fragile.schedule(logged_array, (tmp_path, "first"), lineage=True)
+    second = fragile.schedule(logged_array, (tmp_path, "second", first), lineage=True)
+    assert second.exception(20) is None
+    replace_worker(single)
+    assert fragile.schedule(logged_array, (tmp_path, "third", second)).fetch(30)[0] == 3
+    assert (
+        call_count(tmp_path, "first"),
+        call_count(tmp_path, "second"),
+        call_count(tmp_path, "third"),
+    ) == (
+        2,
+        2,
+        1,
+    )
+    assert first.get(20)[0] == 1
+    replace_worker(single, 1)
+    assert second.get(30)[0] == 2
+    assert second.get() is second.get()
+    assert (call_count(tmp_path, "first"), call_count(tmp_path, "second")) == (3, 3)
+    fragile.join(20)
+
+
+def test_without_a_lineage_a_lost_value_is_an_error_of_who_needs_it(
+    fragile: ClusterCoordinator, single: zd.local_cluster, tmp_path: Path
+) -> None:
+    first = fragile.schedule(logged_array, (tmp_path, "first"), keep=True)
+    second = fragile.schedule(logged_array, (tmp_path, "second", first), lineage=True)
+    assert second.exception(20) is None
+    replace_worker(single)
+    with pytest.raises(
+        errors.UnavailableError,
+        match=r"value of .*\.logged_array was kept by the worker at .* and is lost",
+    ):
+        second.get(30)
+    third = fragile.schedule(logged_array, (tmp_path, "third", second))
+    with pytest.raises(errors.ClosureInputError) as told:
+        third.get(30)
+    assert isinstance(told.value.original_exception, errors.UnavailableError)
+    with pytest.raises(errors.ClosureInputError):
+        fragile.join(20)
+    fourth = fragile.schedule(logged_array, (tmp_path, "fourth", first), retries=3)
+    with pytest.raises(errors.UnavailableError):
+        fourth.get(30)
+    with pytest.raises(errors.UnavailableError):
+        fragile.join(20)
+
+
+def test_the_end_of_the_coordinator_ends_who_waits_for_a_lost_value(
+    single: zd.local_cluster, tmp_path: Path
+) -> None:
+    coordinator = ClusterCoordinator(single)
+    value = coordinator.schedule(logged_array, (tmp_path, "value"), lineage=True)
+    assert value.exception(20) is None
+    single.kill_worker(0)
+    told: list[BaseException] = []
+
+    def asks() -> None:
+        try:
+            value.get(60)
+        except Exception as error:
+            told.append(error)
+
+    asking = threading.Thread(target=asks)
+    asking.start()
+    until(lambda: coordinator.snapshot().kept == 0)
+    coordinator.close()
+    asking.join(20)
+    assert isinstance(told[0], errors.UnavailableError)
+
+
+def test_a_ready_value_survives_the_death_of_all_workers_and_of_the_dispatcher() -> None:
+    with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
+        values = [coordinator.schedule(np.full, (size, 7.0)) for size in (3, 3_000_000)]
+        coordinator.join(20)
+        cluster.kill_worker(0)
+        cluster.dispatcher.stop()
+        assert [float(value.get(20).sum()) for value in values] == [21.0, 21_000_000.0]
+    # also when the coordinator has been closed
+    assert [len(value.get()) for value in values] == [3, 3_000_000]
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "chunks"])
+def test_a_worker_in_the_place_of_a_dead_one_and_one_that_joins_get_it(
+    request: pytest.FixtureRequest, tmp_path: Path, shared: bool
+) -> None:
+    if not shared:
+        request.getfixturevalue("no_shared_memory")
+    array = np.ones(SIZE)
+
+    def total(number: int) -> float:
+        waits(tmp_path, str(number))
+        return float(array.sum()) + number
+
+    with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
+        values = coordinator.map(total, range(4))
+        until(lambda: begun(tmp_path))
+        array[:] = 99
+        cluster.kill_worker(0)
+        cluster.restart_worker(0)
+        cluster.add_worker()
+        until(lambda: len(set(begun(tmp_path))) == 3)
+        go(tmp_path)
+        assert coordinator.fetch(values) == [float(SIZE) + number for number in range(4)]
+        assert coordinator.snapshot().held.copies == 1
+        until(lambda: coordinator.snapshot().held.parts == 0)
