@@ -16,11 +16,11 @@ from tests.sim.simulations.cluster import SimCluster, simulate
 from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
 
 
-def test_promises_hold_with_any_faults(seed: int) -> None:
+def test_promises_hold_despite_faults(seed: int) -> None:
     simulate(seed, can_kill=seed % 4 != 3)
 
 
-def test_seed_decides_the_run() -> None:
+def test_seed_replays_same_run() -> None:
     first, second = simulate(7), simulate(7)
     assert first.trace == second.trace
     assert len(first.trace) > 5
@@ -56,7 +56,7 @@ def test_simulation_reaches_its_events() -> None:
     assert repeated > 20
 
 
-def test_broken_promise_names_its_seed_and_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_promise_names_seed_and_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CoordinatorMachine, "_submit", lambda self: [])
     with pytest.raises(
         AssertionError, match=r"(?s)dispatch P7.*pytest tests/sim --seed 5.*dispatcher starts"

@@ -15,11 +15,11 @@ def test_readers_get_promised_elements_despite_faults(seed: int) -> None:
     simulate_data_service(seed)
 
 
-def test_readers_end_even_if_faults_coincide(seed: int) -> None:
+def test_readers_end_despite_coinciding_faults(seed: int) -> None:
     simulate_data_service(seed, faults=50)
 
 
-def test_consumers_stay_in_step_despite_faults(seed: int) -> None:
+def test_coordinated_consumers_stay_in_step_despite_faults(seed: int) -> None:
     simulate_rounds(seed)
 
 
@@ -27,7 +27,7 @@ def test_elements_are_delivered_once_without_faults(seed: int) -> None:
     simulate_data_service(seed, faults=0)
 
 
-def test_seed_determines_run() -> None:
+def test_seed_replays_same_run() -> None:
     first, second = simulate_data_service(11), simulate_data_service(11)
     assert first.trace == second.trace
     assert [reader.got for reader in first.readers] == [reader.got for reader in second.readers]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from tests.sim.simulations.keyring import simulate_keyring
 
 
-def test_random_joins_and_revocations_keep_promises() -> None:
+def test_simulation_reaches_its_events() -> None:
     """A simulation without these events would find no bugs."""
     runs = [simulate_keyring(seed) for seed in range(25)]
     assert sum(run.joins for run in runs) > 100

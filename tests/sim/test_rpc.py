@@ -17,7 +17,7 @@ from zmqdist.errors import CANCELLED, DEADLINE_EXCEEDED, OK, RESOURCE_EXHAUSTED,
 from zmqdist.rpc.admission_machine import FairAdmission
 
 
-def test_calls_end_once_with_any_faults(seed: int) -> None:
+def test_calls_end_once_despite_faults(seed: int) -> None:
     simulate_rpc(seed)
 
 
@@ -31,7 +31,7 @@ def test_accepted_calls_have_values_without_faults(seed: int) -> None:
     assert codes[OK] > 0
 
 
-def test_seed_decides_the_run() -> None:
+def test_seed_replays_same_run() -> None:
     first, second = simulate_rpc(7), simulate_rpc(7)
     assert first.trace == second.trace
     assert [question.code for question in first.questions] == [
@@ -62,7 +62,7 @@ def test_simulation_reaches_its_events() -> None:
     assert sum(sim.held for sim in sims) > 50, "arguments that are admitted"
 
 
-def test_broken_promise_names_its_seed_and_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_promise_names_seed_and_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FairAdmission, "next", lambda self: None)
     with pytest.raises(
         AssertionError,

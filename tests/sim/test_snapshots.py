@@ -15,12 +15,12 @@ def test_snapshot_has_positions_once_despite_faults(seed: int) -> None:
     simulate_snapshots(seed)
 
 
-def test_snapshots_complete_without_faults(seed: int) -> None:
+def test_snapshots_are_completed_without_faults(seed: int) -> None:
     world = simulate_snapshots(seed, faults=0.0)
     assert all(folder.done for folder in world.folders.values())
 
 
-def test_seed_determines_run() -> None:
+def test_seed_replays_same_run() -> None:
     first, second = simulate_snapshots(11), simulate_snapshots(11)
     assert first.trace == second.trace
     assert [folder.records for folder in first.folders.values()] == [

@@ -36,18 +36,18 @@ ALL: list[Callable[..., Any]] = [
 
 
 @pytest.mark.parametrize("simulate", ALL)
-def test_random_tasks_keep_promises_and_continue(simulate: Callable[..., Any], seed: int) -> None:
+def test_promises_hold_despite_faults(simulate: Callable[..., Any], seed: int) -> None:
     simulate(seed)
 
 
 @pytest.mark.parametrize("simulate", ALL)
-def test_seed_determines_run(simulate: Callable[..., Any]) -> None:
+def test_seed_replays_same_run(simulate: Callable[..., Any]) -> None:
     first, second = simulate(7), simulate(7)
     assert first.trace == second.trace
     assert len(first.trace) > 5
 
 
-def test_faultless_run_has_no_failure() -> None:
+def test_operations_succeed_without_faults() -> None:
     for seed in range(5):
         group, mail, keeper = (
             simulate_group(seed, faults=0),
@@ -78,7 +78,7 @@ def test_simulations_reach_their_events() -> None:
     assert lost > 100
 
 
-def test_broken_promise_names_seed_and_history(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_promise_names_seed_and_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zmqdist.tasks.mailbox_machine.Mailbox.returned", lambda self, wait: [])
     with pytest.raises(AssertionError, match=r"(?s)mailbox P1.*pytest tests/sim --seed 5.*got"):
         simulate_mail(5)

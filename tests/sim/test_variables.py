@@ -15,7 +15,7 @@ def test_updates_are_applied_once_despite_faults(seed: int) -> None:
     simulate_variables(seed)
 
 
-def test_equal_seeds_make_equal_runs() -> None:
+def test_seed_replays_same_run() -> None:
     assert (
         simulate_variables(7).server.sessions.popitem()[1].value
         == simulate_variables(7).server.sessions.popitem()[1].value
@@ -32,7 +32,7 @@ def test_simulation_reaches_its_events() -> None:
     assert sum(world.servers > 1 and world.saved[0] > 1 for world in worlds) > 5
 
 
-def test_broken_promise_names_seed_and_history(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_promise_names_seed_and_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "zmqdist.variables.updates_machine.Updates.ended",
         lambda self, update, result: self.failed(update),

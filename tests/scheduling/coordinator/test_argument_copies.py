@@ -38,7 +38,7 @@ def slow_sum(folder: Path, array: Any) -> float:
 
 
 @SIZES
-def test_an_argument_is_as_it_was_at_schedule(
+def test_argument_is_as_at_schedule(
     coordinator: ClusterCoordinator, tmp_path: Path, size: int
 ) -> None:
     array = np.ones(size)
@@ -52,7 +52,7 @@ def test_an_argument_is_as_it_was_at_schedule(
 
 
 @SIZES
-def test_a_captured_array_is_as_it_was_at_each_schedule(
+def test_captured_array_is_as_at_schedule(
     coordinator: ClusterCoordinator, tmp_path: Path, size: int
 ) -> None:
     array = np.ones(size)
@@ -69,7 +69,7 @@ def test_a_captured_array_is_as_it_was_at_each_schedule(
     assert coordinator.fetch(values) == [0.0, size, 2.0 * size]
 
 
-def test_a_captured_name_that_was_rebound_is_seen(coordinator: ClusterCoordinator) -> None:
+def test_rebound_captured_name_is_seen(coordinator: ClusterCoordinator) -> None:
     factor = 1
 
     def times(number: int) -> int:
@@ -81,7 +81,7 @@ def test_a_captured_name_that_was_rebound_is_seen(coordinator: ClusterCoordinato
     assert coordinator.fetch(values) == [20, 30, 20]
 
 
-def test_an_argument_of_one_function_is_not_seen_by_the_next(
+def test_argument_changes_stay_in_their_run(
     coordinator: ClusterCoordinator,
 ) -> None:
     """What a function does to its arguments, and to what it captured, stays with it: each has its
@@ -122,7 +122,7 @@ def keeps_its_result() -> Any:
     return _kept[-1]
 
 
-def test_what_a_function_keeps_of_its_result_may_change_later(
+def test_result_does_not_change_with_object_of_function(
     in_threads: ClusterCoordinator,
 ) -> None:
     """In a thread of this process nothing but a copy keeps the two apart."""
@@ -140,13 +140,13 @@ def test_large_arguments_and_results_arrive_whole(coordinator: ClusterCoordinato
     assert result[:: MIB // 8].tolist() == list(range(0, 64 * MIB // 8, MIB // 8))
 
 
-def test_large_results_of_many_functions_at_once(in_processes: ClusterCoordinator) -> None:
+def test_large_results_of_many_functions_arrive(in_processes: ClusterCoordinator) -> None:
     values = in_processes.map(lambda number: np.full(MIB, number), range(12))
     in_processes.join(30)
     assert [set(np.unique(value.get())) for value in values] == [{number} for number in range(12)]
 
 
-def test_a_function_that_captures_what_may_change_is_shipped_once_while_it_does_not_change(
+def test_function_with_unchanged_capture_is_sent_once(
     in_processes: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = record_sent(monkeypatch)
@@ -162,7 +162,7 @@ def test_a_function_that_captures_what_may_change_is_shipped_once_while_it_does_
     assert functions_sent(sent) == [1, 1]
 
 
-def test_what_a_run_leaves_in_what_its_function_captures_the_next_run_does_not_see(
+def test_capture_changes_stay_in_their_run(
     coordinator: ClusterCoordinator,
 ) -> None:
     seen: list[int] = []
@@ -180,7 +180,7 @@ def test_what_a_run_leaves_in_what_its_function_captures_the_next_run_does_not_s
         assert coordinator.fetch([coordinator.schedule(fn) for _ in range(9)]) == [1] * 9
 
 
-def test_a_reload_of_a_functions_module_is_told_once(
+def test_module_reload_is_logged_once(
     in_threads: ClusterCoordinator,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -199,7 +199,7 @@ def test_a_reload_of_a_functions_module_is_told_once(
     assert "module often_edited was reloaded in this program" in told[0]
 
 
-def test_large_arguments_are_freed_when_their_work_has_ended(
+def test_large_arguments_are_freed_after_their_work(
     in_processes: ClusterCoordinator, tmp_path: Path
 ) -> None:
     big = np.ones(MIB)
@@ -214,7 +214,7 @@ def test_large_arguments_are_freed_when_their_work_has_ended(
     assert in_processes.snapshot().held.parts == 0
 
 
-def test_large_results_are_freed_at_the_worker_when_they_have_arrived() -> None:
+def test_large_results_are_freed_at_worker_on_arrival() -> None:
     with (
         zd.DispatchServer() as dispatcher,
         zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker,

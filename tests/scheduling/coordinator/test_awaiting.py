@@ -84,7 +84,7 @@ def test_asyncio_waits_for_values(
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.wait makes tasks of values")
 @pytest.mark.parametrize("kind", ["RemoteValue", "StatusOrResult"])
-def test_asyncio_wait_says_what_it_takes(started: dict[str, Start], kind: str) -> None:
+def test_asyncio_wait_refuses_values(started: dict[str, Start], kind: str) -> None:
     async def run() -> None:
         await asyncio.wait([started[kind](1)])
 
@@ -95,7 +95,7 @@ def test_asyncio_wait_says_what_it_takes(started: dict[str, Start], kind: str) -
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.wait refuses Futures itself")
-def test_asyncio_wait_says_what_it_takes_in_place_of_a_future(threads: zd.local_cluster) -> None:
+def test_asyncio_wait_refuses_executor_futures(threads: zd.local_cluster) -> None:
     with zd.Executor(threads) as executor:
 
         async def run() -> None:
@@ -107,9 +107,7 @@ def test_asyncio_wait_says_what_it_takes_in_place_of_a_future(threads: zd.local_
 
 @pytest.mark.parametrize("wait", [futures.wait, lambda values: list(futures.as_completed(values))])
 @pytest.mark.parametrize("kind", ["RemoteValue", "StatusOrResult"])
-def test_concurrent_futures_say_what_they_take(
-    started: dict[str, Start], kind: str, wait: Any
-) -> None:
+def test_concurrent_futures_refuse_values(started: dict[str, Start], kind: str, wait: Any) -> None:
     with pytest.raises(
         TypeError, match=f"waits for Futures, and a {kind} is none: pass Futures of an Executor"
     ):

@@ -28,7 +28,7 @@ def exits_thread(_: object) -> None:
     raise SystemExit("enough")
 
 
-def test_a_callback_that_raises_system_exit_is_logged_and_those_after_it_are_called(
+def test_callback_that_exits_is_logged_and_next_ones_run(
     in_threads: ClusterCoordinator, caplog: pytest.LogCaptureFixture
 ) -> None:
     value = in_threads.schedule(int)
@@ -40,7 +40,7 @@ def test_a_callback_that_raises_system_exit_is_logged_and_those_after_it_are_cal
     assert "a done callback of <RemoteValue of builtins.int: ready> failed" in caplog.text
 
 
-def test_a_thread_that_cannot_be_started_is_the_error_of_who_registers_a_callback(
+def test_callback_raises_if_no_thread_starts(
     in_threads: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     value = in_threads.schedule(int)
@@ -53,7 +53,7 @@ def test_a_thread_that_cannot_be_started_is_the_error_of_who_registers_a_callbac
     until(lambda: called == [value])
 
 
-def test_a_callback_that_comes_after_the_end_is_called_and_leaves_no_thread(
+def test_callback_after_close_leaves_no_thread(
     threads: zd.local_cluster,
 ) -> None:
     with ClusterCoordinator(threads) as coordinator:
@@ -133,9 +133,7 @@ WITH_EXECUTOR: dict[str, tuple[Callable[[zd.Executor, Any, Any], Any], Any]] = {
 
 
 @pytest.mark.parametrize("case", WITH_EXECUTOR)
-def test_a_callback_of_a_future_may_wait_for_its_executor(
-    threads: zd.local_cluster, case: str
-) -> None:
+def test_future_callback_may_wait_for_executor(threads: zd.local_cluster, case: str) -> None:
     does, returns = WITH_EXECUTOR[case]
     Gate.opened.clear()
     with zd.Executor(threads) as executor:
@@ -143,7 +141,7 @@ def test_a_callback_of_a_future_may_wait_for_its_executor(
         assert called_back(own.add_done_callback, lambda: does(executor, own, other)) == returns
 
 
-def test_a_cluster_may_be_closed_in_a_callback_of_its_executor() -> None:
+def test_executor_callback_may_close_cluster() -> None:
     Gate.opened.clear()
     cluster = zd.local_cluster(workers=1, processes=False)
     executor = zd.Executor(cluster)
@@ -151,7 +149,7 @@ def test_a_cluster_may_be_closed_in_a_callback_of_its_executor() -> None:
     assert called_back(future.add_done_callback, lambda: cluster.close() or future.result(0)) == 1
 
 
-def test_shutdown_returns_once_the_callbacks_have_been_called(threads: zd.local_cluster) -> None:
+def test_shutdown_returns_after_callbacks(threads: zd.local_cluster) -> None:
     Gate.opened.clear()
     called: list[int] = []
     with zd.Executor(threads) as executor:
@@ -199,9 +197,7 @@ def resources(coordinator: ClusterCoordinator) -> int:
 
 
 @pytest.mark.parametrize("case", WITH_COORDINATOR)
-def test_a_callback_of_a_value_may_wait_for_its_coordinator(
-    in_threads: ClusterCoordinator, case: str
-) -> None:
+def test_value_callback_may_wait_for_coordinator(in_threads: ClusterCoordinator, case: str) -> None:
     does, returns = WITH_COORDINATOR[case]
     Gate.opened.clear()
     in_threads.workers()
@@ -212,7 +208,7 @@ def test_a_callback_of_a_value_may_wait_for_its_coordinator(
 @pytest.mark.parametrize(
     "case", ["get of another", "join", "await", "as_completed of a resource", "close"]
 )
-def test_a_callback_of_a_resource_may_wait_for_its_coordinator(
+def test_resource_callback_may_wait_for_coordinator(
     in_threads: ClusterCoordinator, case: str
 ) -> None:
     does, returns = WITH_COORDINATOR[case]

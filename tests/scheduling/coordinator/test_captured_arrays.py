@@ -72,7 +72,7 @@ def occupy(coordinator: ClusterCoordinator, folder: Path) -> list[RemoteValue]:
 
 
 @pytest.mark.parametrize(("capture", "array"), ONCE.values(), ids=list(ONCE))
-def test_a_captured_array_is_copied_once_while_it_does_not_change(
+def test_unchanged_captured_array_is_copied_once(
     in_threads: ClusterCoordinator, tmp_path: Path, capture: Any, array: Callable[[], Any]
 ) -> None:
     first = capture(array())
@@ -85,7 +85,7 @@ def test_a_captured_array_is_copied_once_while_it_does_not_change(
 
 
 @pytest.mark.parametrize("capture", CAPTURES.values(), ids=list(CAPTURES))
-def test_a_change_between_two_schedules_is_seen_by_the_second_only(
+def test_captured_array_is_copied_at_each_change(
     either: ClusterCoordinator, tmp_path: Path, capture: Any
 ) -> None:
     array = np.zeros(SIZE)
@@ -101,7 +101,7 @@ def test_a_change_between_two_schedules_is_seen_by_the_second_only(
     assert either.fetch(values) == [1.0, 1.0, 2.0, 3.0, 3.0]
 
 
-def test_a_change_through_an_older_view_of_a_read_only_array_is_seen(
+def test_change_through_view_of_read_only_array_is_seen(
     in_threads: ClusterCoordinator,
 ) -> None:
     array = np.zeros(SIZE)
@@ -115,7 +115,7 @@ def test_a_change_through_an_older_view_of_a_read_only_array_is_seen(
     assert in_threads.fetch(values) == [0.0, 1.0, 2.0]
 
 
-def test_another_array_in_the_place_of_the_captured_one_is_seen(
+def test_replaced_captured_array_is_seen(
     in_threads: ClusterCoordinator,
 ) -> None:
     model = Model(np.zeros(SIZE))
@@ -126,7 +126,7 @@ def test_another_array_in_the_place_of_the_captured_one_is_seen(
     assert in_threads.fetch(values) == [0.0, 1.0, 2.0]
 
 
-def test_a_run_that_writes_to_a_large_captured_array_is_not_seen_by_the_next(
+def test_captured_array_writes_stay_in_their_run(
     either: ClusterCoordinator,
 ) -> None:
     array = np.zeros(SIZE)
@@ -140,7 +140,7 @@ def test_a_run_that_writes_to_a_large_captured_array_is_not_seen_by_the_next(
     assert array.sum() == 0
 
 
-def test_what_was_captured_read_only_may_be_written_to_where_it_arrives(
+def test_read_only_captured_array_arrives_writable(
     either: ClusterCoordinator,
 ) -> None:
     array = np.zeros(SIZE)
@@ -154,7 +154,7 @@ def test_what_was_captured_read_only_may_be_written_to_where_it_arrives(
     assert array.sum() == 0
 
 
-def test_a_captured_frozen_array_is_never_copied_and_arrives_read_only(
+def test_frozen_array_is_never_copied(
     either: ClusterCoordinator,
 ) -> None:
     model = Model(zd.freeze(np.ones(SIZE)))
@@ -168,7 +168,7 @@ def test_a_captured_frozen_array_is_never_copied_and_arrives_read_only(
     assert either.fetch(values) == [(float(SIZE), False)] * 10
 
 
-def test_the_function_goes_to_the_dispatcher_once_while_its_large_array_does_not_change(
+def test_function_with_large_arrays_is_sent_once(
     in_processes: ClusterCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = record_sent(monkeypatch)
@@ -188,7 +188,7 @@ def changing(array: Any) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("size", [10, SIZE], ids=["in the pickle", "beside it"])
-def test_map_takes_one_snapshot_of_its_function(either: ClusterCoordinator, size: int) -> None:
+def test_map_copies_its_function_once(either: ClusterCoordinator, size: int) -> None:
     array = np.zeros(size)
     before = either.snapshot().functions_pickled
     values = either.map(lambda number: float(array[number]), changing(array))
@@ -198,9 +198,7 @@ def test_map_takes_one_snapshot_of_its_function(either: ClusterCoordinator, size
 
 
 @pytest.mark.parametrize("size", [10, SIZE], ids=["in the pickle", "beside it"])
-def test_the_map_of_an_executor_takes_one_snapshot_of_its_function(
-    threads: zd.local_cluster, size: int
-) -> None:
+def test_executor_map_copies_function_once(threads: zd.local_cluster, size: int) -> None:
     model = Model(np.zeros(size))
     with zd.Executor(threads) as executor:
         assert list(executor.map(model.first, changing(model.layers["first"][0]))) == [0.0] * 6
@@ -209,7 +207,7 @@ def test_the_map_of_an_executor_takes_one_snapshot_of_its_function(
         executor.map(model.first, [1])
 
 
-def test_a_function_in_map_may_capture_values_that_have_not_ended(
+def test_map_function_may_capture_pending_values(
     either: ClusterCoordinator, tmp_path: Path
 ) -> None:
     gate = either.schedule(waits, (tmp_path,))
@@ -220,7 +218,7 @@ def test_a_function_in_map_may_capture_values_that_have_not_ended(
     assert either.fetch(values) == [("x", 1.0)] * 4
 
 
-def test_captured_arrays_are_freed_when_their_work_has_ended(
+def test_captured_arrays_are_freed_after_their_work(
     either: ClusterCoordinator, tmp_path: Path
 ) -> None:
     array = np.ones(SIZE)
@@ -242,7 +240,7 @@ def test_captured_arrays_are_freed_when_their_work_has_ended(
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
 @pytest.mark.parametrize("changes", [True, False], ids=["mutable", "immutable"])
-def test_a_function_about_as_large_as_a_message_may_be_arrives_whole(
+def test_function_at_inline_bound_arrives_whole(
     in_threads: ClusterCoordinator, more: int, changes: bool
 ) -> None:
     def of(count: int) -> Callable[[], int]:
@@ -256,7 +254,7 @@ def test_a_function_about_as_large_as_a_message_may_be_arrives_whole(
     assert [in_threads.schedule(of(count)).get(20) for _ in range(2)] == [count] * 2
 
 
-def test_what_is_freed_is_forgotten_with_the_next_large_function(
+def test_freed_function_is_forgotten_at_next_large_one(
     in_threads: ClusterCoordinator,
 ) -> None:
     for number in range(10):
@@ -266,7 +264,7 @@ def test_what_is_freed_is_forgotten_with_the_next_large_function(
     assert in_threads.snapshot().functions == 1
 
 
-def test_a_worker_that_has_let_go_of_a_captured_array_gets_it_again(
+def test_evicted_array_is_fetched_again(
     no_shared_memory: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Without shared memory, so that the worker fetches it; it keeps less than two of them."""

@@ -49,7 +49,7 @@ def zeros(size: int = LARGE) -> np.ndarray[Any, Any]:
     return np.zeros(size, np.uint8)
 
 
-def test_what_is_unfinished_and_what_is_queued_and_which_thread_waits_for_what(
+def test_snapshot_counts_work_and_waiting_threads(
     worker: zd.WorkerServer, coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
     coordinator.schedule(waits, (tmp_path,))
@@ -91,7 +91,7 @@ def test_what_is_unfinished_and_what_is_queued_and_which_thread_waits_for_what(
     assert worker.snapshot().functions == 2
 
 
-def test_what_is_for_a_worker_alone_is_counted_apart(
+def test_pinned_work_is_counted_apart(
     worker: zd.WorkerServer, coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
     coordinator.schedule(waits, (tmp_path,))
@@ -103,7 +103,7 @@ def test_what_is_for_a_worker_alone_is_counted_apart(
     assert worker.snapshot().waiting_pinned == 0
 
 
-def test_a_join_that_waits_and_a_round_that_ends(
+def test_snapshot_shows_failed_round_and_waiting_join(
     worker: zd.WorkerServer, coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
     bad = coordinator.schedule(fails)
@@ -122,7 +122,7 @@ def test_a_join_that_waits_and_a_round_that_ends(
     assert not coordinator.snapshot().busy
 
 
-def test_plans_their_inputs_and_what_is_held_for_them(
+def test_snapshot_counts_inputs_and_parts(
     worker: zd.WorkerServer, coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
     first = coordinator.schedule(waits, (tmp_path,))
@@ -137,7 +137,7 @@ def test_plans_their_inputs_and_what_is_held_for_them(
     assert coordinator.snapshot().held == (0, 0, 1)
 
 
-def test_values_that_stay_with_their_worker(
+def test_snapshot_counts_kept_values(
     worker: zd.WorkerServer, coordinator: ClusterCoordinator
 ) -> None:
     value = coordinator.schedule(zeros, keep=True)
@@ -158,7 +158,9 @@ def test_values_that_stay_with_their_worker(
     )
 
 
-def test_per_worker_resources(worker: zd.WorkerServer, coordinator: ClusterCoordinator) -> None:
+def test_snapshot_counts_resources(
+    worker: zd.WorkerServer, coordinator: ClusterCoordinator
+) -> None:
     values = coordinator.create_per_worker_resource(int)
     assert values.fetch(20) == [0]
     assert (coordinator.snapshot().resources, worker.snapshot().resources) == (1, 1)
@@ -167,7 +169,7 @@ def test_per_worker_resources(worker: zd.WorkerServer, coordinator: ClusterCoord
     until(lambda: (coordinator.snapshot().resources, worker.snapshot().resources) == (0, 0))
 
 
-def test_a_closed_coordinator_still_has_figures_and_a_worker_that_does_not_run_says_so(
+def test_snapshot_of_closed_coordinator(
     dispatcher: zd.DispatchServer,
 ) -> None:
     coordinator = ClusterCoordinator(dispatcher)

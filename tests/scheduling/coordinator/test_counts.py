@@ -35,7 +35,7 @@ class Noted:
             file.write(b".")
 
 
-def test_what_gathers_while_the_loop_is_busy_leaves_in_full_messages(
+def test_busy_loop_submits_in_full_messages(
     in_processes: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with stalled(in_processes, monkeypatch) as sent:
@@ -45,7 +45,7 @@ def test_what_gathers_while_the_loop_is_busy_leaves_in_full_messages(
     assert counts == [BATCH_ITEMS_MAX, BATCH_ITEMS_MAX, 1]
 
 
-def test_a_function_is_pickled_once_and_unpickled_once_in_each_slot(
+def test_function_is_pickled_sent_and_unpickled_once(
     in_processes: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = record_sent(monkeypatch)
@@ -64,7 +64,7 @@ def test_a_function_is_pickled_once_and_unpickled_once_in_each_slot(
     assert functions_sent(sent) == [1]
 
 
-def test_a_function_that_captures_what_may_change_is_unpickled_for_each_run(
+def test_mutable_capture_is_unpickled_for_each_run(
     in_processes: ClusterCoordinator, tmp_path: Path
 ) -> None:
     noted = functools.partial(Noted(tmp_path))
@@ -72,7 +72,7 @@ def test_a_function_that_captures_what_may_change_is_unpickled_for_each_run(
     assert sum(path.stat().st_size for path in tmp_path.glob("unpickled-*")) == WORKS
 
 
-def test_nothing_is_left_in_any_table_when_the_results_are_taken(
+def test_tables_are_empty_after_results_are_fetched(
     in_processes: ClusterCoordinator, processes: zd.local_cluster
 ) -> None:
     values = in_processes.map(abs, range(WORKS))

@@ -71,7 +71,7 @@ def raises(error: type[BaseException], *args: Any) -> None:
 # -- the round -------------------------------------------------------------------------------------
 
 
-def test_remote_value_return_error(coordinator: ClusterCoordinator) -> None:
+def test_failed_value_raises_at_each_fetch(coordinator: ClusterCoordinator) -> None:
     value = coordinator.schedule(bad)
     for _ in range(2):
         with pytest.raises(errors.InvalidArgumentError):
@@ -83,7 +83,7 @@ def test_remote_value_return_error(coordinator: ClusterCoordinator) -> None:
         value.get()
 
 
-def test_an_error_that_get_has_raised_is_not_raised_by_the_next_schedule(
+def test_error_raised_by_get_is_not_raised_by_schedule(
     coordinator: ClusterCoordinator,
 ) -> None:
     failing = coordinator.schedule(bad)
@@ -95,7 +95,7 @@ def test_an_error_that_get_has_raised_is_not_raised_by_the_next_schedule(
     coordinator.join(0)
 
 
-def test_schedule_raises_the_error_that_the_program_has_not_seen(
+def test_schedule_raises_unseen_error(
     coordinator: ClusterCoordinator,
 ) -> None:
     first = coordinator.schedule(bad, (1,))
@@ -111,7 +111,7 @@ def test_schedule_raises_the_error_that_the_program_has_not_seen(
     assert coordinator.schedule(good).get(20) == 1
 
 
-def test_errors_that_the_program_never_looked_at_are_logged_when_it_closes_the_coordinator(
+def test_unseen_errors_are_logged_at_close(
     cluster: zd.local_cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ClusterCoordinator(cluster) as coordinator:
@@ -124,7 +124,7 @@ def test_errors_that_the_program_never_looked_at_are_logged_when_it_closes_the_c
     ]
 
 
-def test_an_error_that_is_only_counted_is_logged_without_its_text(
+def test_unseen_error_beyond_limit_is_logged_without_text(
     cluster: zd.local_cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "FAILURES_KEPT", 1)
@@ -137,7 +137,7 @@ def test_an_error_that_is_only_counted_is_logged_without_its_text(
     )
 
 
-def test_errors_that_join_has_raised_are_not_logged_at_the_end(
+def test_errors_raised_by_join_are_not_logged_at_close(
     cluster: zd.local_cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ClusterCoordinator(cluster) as coordinator:
@@ -194,7 +194,7 @@ def test_resource_can_still_be_used_after_cancellation(
     assert coordinator.schedule(np.sum, (resource,)).fetch(20) == 3
 
 
-def test_all_failures_of_a_round_are_on_the_error_that_is_raised(
+def test_raised_error_has_failures_of_its_round_only(
     coordinator: ClusterCoordinator,
 ) -> None:
     until(coordinator.schedule(bad, (1,)).done)
@@ -209,7 +209,7 @@ def test_all_failures_of_a_round_are_on_the_error_that_is_raised(
     assert [str(error) for error in told.value.failures] == ["assertion 3 failed"]
 
 
-def test_failures_are_all_those_that_came_before_it_was_raised(
+def test_raised_error_has_earlier_failures(
     cluster: zd.local_cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ClusterCoordinator(cluster) as coordinator:
@@ -233,7 +233,7 @@ def test_failures_are_all_those_that_came_before_it_was_raised(
         assert len(pickle.loads(pickle.dumps(told.value)).failures) == 4
 
 
-def test_an_error_that_takes_no_attributes_is_raised_and_the_coordinator_has_the_failures(
+def test_failures_of_slotted_error_are_on_coordinator(
     coordinator: ClusterCoordinator,
 ) -> None:
     assert coordinator.failures == []
@@ -253,7 +253,7 @@ def test_an_error_that_takes_no_attributes_is_raised_and_the_coordinator_has_the
     ],
     ids=["StopIteration", "unpicklable", "SystemExit"],
 )
-def test_what_cannot_be_raised_here_as_it_was_is_an_error_that_can(
+def test_unraisable_error_is_replaced_in_fetch_and_join(
     coordinator: ClusterCoordinator,
     error: type[BaseException],
     args: Any,
@@ -268,7 +268,7 @@ def test_what_cannot_be_raised_here_as_it_was_is_an_error_that_can(
         coordinator.join(20)
 
 
-def test_done_can_wait_for_a_while(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
+def test_done_waits_up_to_its_time_out(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
     assert coordinator.done(0)
     coordinator.schedule(waits, (tmp_path,))
     assert not coordinator.done(0.01)
@@ -292,7 +292,7 @@ class Tensor:
         return np.array(self.numbers)
 
 
-def test_fetch_turns_tensors_into_arrays_and_get_does_not(coordinator: ClusterCoordinator) -> None:
+def test_fetch_converts_tensors_unlike_get_and_gather(coordinator: ClusterCoordinator) -> None:
     value = coordinator.schedule(lambda: {"a": [Tensor(1, 2), None], "b": (3.5, "x")})
     got, fetched = value.get(20), value.fetch()
     assert isinstance(got["a"][0], Tensor)
@@ -305,7 +305,7 @@ def test_fetch_turns_tensors_into_arrays_and_get_does_not(coordinator: ClusterCo
     assert coordinator.schedule(Tensor, (5,)).fetch(20).tolist() == [5]
 
 
-def test_a_status_is_ready_when_there_is_a_value_or_an_error(
+def test_status_is_ready_with_value_or_error(
     coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
     value = coordinator.schedule(waits, (tmp_path,))
@@ -359,7 +359,7 @@ print("well")
 """
 
 
-def test_a_coordinator_that_nobody_has_any_more_ends_its_threads(cluster: zd.local_cluster) -> None:
+def test_unreferenced_coordinator_ends_its_threads(cluster: zd.local_cluster) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", COLLECTED, cluster.target],
         capture_output=True,
@@ -378,7 +378,7 @@ def _token(cluster: zd.local_cluster) -> dict[str, str]:
     )
 
 
-def test_it_is_collected_without_a_cycle(cluster: zd.local_cluster) -> None:
+def test_coordinator_has_no_reference_cycle(cluster: zd.local_cluster) -> None:
     before = set(threading.enumerate())
     coordinator = ClusterCoordinator(cluster)
     assert coordinator.schedule(good).fetch(20) == 1

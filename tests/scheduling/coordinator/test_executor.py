@@ -23,7 +23,7 @@ from zmqdist.scheduling.coordinator import broken_pool
 
 
 @pytest.mark.processes("executor")
-def test_submit_gives_a_future_of_the_standard_library(processes: zd.local_cluster) -> None:
+def test_submit_returns_standard_future(processes: zd.local_cluster) -> None:
     with zd.Executor(processes) as executor:
         assert isinstance(executor, futures.Executor)
         future = executor.submit(int, "11", base=2)
@@ -35,7 +35,7 @@ def test_submit_gives_a_future_of_the_standard_library(processes: zd.local_clust
         assert executor.submit(os.getpid).result(20) != os.getpid()
 
 
-def test_arguments_named_like_ours_are_the_functions(threads: zd.local_cluster) -> None:
+def test_arguments_named_like_parameters_reach_function(threads: zd.local_cluster) -> None:
     with zd.Executor(threads) as executor:
         assert executor.submit(dict, fn=1, args=2, self=3).result(20) == {
             "fn": 1,
@@ -44,7 +44,7 @@ def test_arguments_named_like_ours_are_the_functions(threads: zd.local_cluster) 
         }
 
 
-def test_map_with_a_buffersize_submits_as_results_are_taken(threads: zd.local_cluster) -> None:
+def test_map_with_buffersize_submits_as_results_are_taken(threads: zd.local_cluster) -> None:
     """The items may be endless, and the order is theirs."""
     taken: list[int] = []
 
@@ -84,7 +84,7 @@ def test_wrong_arguments_are_refused(
         executor.map(int, "12", **arguments)
 
 
-def test_map_is_ordered_takes_several_iterables_and_has_a_time_out(
+def test_map_has_order_several_iterables_and_time_out(
     threads: zd.local_cluster, tmp_path: Path
 ) -> None:
     with zd.Executor(threads) as executor:
@@ -95,7 +95,7 @@ def test_map_is_ordered_takes_several_iterables_and_has_a_time_out(
         go(tmp_path)
 
 
-def test_as_completed_and_wait_of_the_standard_library_work(
+def test_standard_library_as_completed_and_wait_work(
     threads: zd.local_cluster, tmp_path: Path
 ) -> None:
     with zd.Executor(threads) as executor:
@@ -107,7 +107,7 @@ def test_as_completed_and_wait_of_the_standard_library_work(
         assert list(futures.as_completed([slow, quick], 20)) in ([slow, quick], [quick, slow])
 
 
-def test_an_error_keeps_its_class_and_touches_no_other(processes: zd.local_cluster) -> None:
+def test_error_keeps_its_class_and_affects_one_future(processes: zd.local_cluster) -> None:
     with zd.Executor(processes) as executor:
         many = [executor.submit(int, text) for text in ("1", "x", "2", "y", "3")]
         assert [future.result(20) for future in many if future.exception(20) is None] == [1, 2, 3]
@@ -127,7 +127,7 @@ class ExitsWhenUnpickled:
         return exits_here, ()
 
 
-def test_a_result_that_ends_the_thread_that_unpickles_it_is_an_error_of_its_future_alone(
+def test_result_that_exits_at_unpickling_fails_its_future(
     threads: zd.local_cluster,
 ) -> None:
     with zd.Executor(threads) as executor:
@@ -137,7 +137,7 @@ def test_a_result_that_ends_the_thread_that_unpickles_it_is_an_error_of_its_futu
         assert other.result(20) == 0
 
 
-def test_a_futures_callback_that_exits_keeps_no_shutdown_waiting(
+def test_exit_in_callback_does_not_block_shutdown(
     threads: zd.local_cluster, tmp_path: Path
 ) -> None:
     with zd.Executor(threads) as executor:
@@ -146,7 +146,7 @@ def test_a_futures_callback_that_exits_keeps_no_shutdown_waiting(
         go(tmp_path)
 
 
-def test_a_function_that_no_thread_would_settle_is_taken_back(
+def test_submit_without_settling_thread_is_undone(
     threads: zd.local_cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with zd.Executor(threads) as executor:
@@ -157,7 +157,7 @@ def test_a_function_that_no_thread_would_settle_is_taken_back(
         assert executor.submit(int).result(20) == 0
 
 
-def test_what_cannot_be_called_is_told_at_once_and_what_cannot_be_pickled_by_its_future(
+def test_uncallable_and_unpicklable_are_refused(
     threads: zd.local_cluster,
 ) -> None:
     with zd.Executor(threads) as executor:
@@ -171,7 +171,7 @@ def test_what_cannot_be_called_is_told_at_once_and_what_cannot_be_pickled_by_its
             executor.submit(threading.Lock).result(20)
 
 
-def test_a_process_that_dies_with_a_function_is_an_error_of_its_future_alone(
+def test_dying_process_fails_its_future_only(
     processes: zd.local_cluster,
 ) -> None:
     with zd.Executor(processes) as executor:
@@ -184,9 +184,7 @@ def test_a_process_that_dies_with_a_function_is_an_error_of_its_future_alone(
 
 
 @pytest.mark.killed("executor")
-def test_a_function_whose_process_is_killed_runs_again(
-    processes: zd.local_cluster, tmp_path: Path
-) -> None:
+def test_killed_function_runs_again(processes: zd.local_cluster, tmp_path: Path) -> None:
     with zd.Executor(processes) as executor:
         future = executor.submit(waits, tmp_path)
         (before,) = until(lambda: begun(tmp_path))
@@ -196,7 +194,7 @@ def test_a_function_whose_process_is_killed_runs_again(
         assert future.result(20) == "x"
 
 
-def test_a_queued_future_can_be_cancelled(threads: zd.local_cluster, tmp_path: Path) -> None:
+def test_queued_future_can_be_cancelled(threads: zd.local_cluster, tmp_path: Path) -> None:
     with zd.Executor(threads) as executor:
         running = [executor.submit(waits, tmp_path, f"running{i}") for i in range(3)]
         until(lambda: len(begun(tmp_path)) == 3)
@@ -223,7 +221,7 @@ def test_a_queued_future_can_be_cancelled(threads: zd.local_cluster, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_a_future_that_runs_says_so_and_cannot_be_cancelled(
+def test_running_future_cannot_be_cancelled(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     with zd.Executor(request.getfixturevalue(kind)) as executor:
@@ -238,7 +236,7 @@ def test_a_future_that_runs_says_so_and_cannot_be_cancelled(
         assert not future.cancel()
 
 
-def test_what_a_worker_has_begun_is_not_cancelled_though_it_was_not_told_yet(
+def test_begun_future_cannot_be_cancelled_before_its_report(
     processes: zd.local_cluster, tmp_path: Path
 ) -> None:
     with zd.Executor(processes) as executor:
@@ -251,7 +249,7 @@ def test_what_a_worker_has_begun_is_not_cancelled_though_it_was_not_told_yet(
 
 
 @pytest.mark.parametrize("end", ["kill_workers", "terminate_workers"])
-def test_ending_the_workers_cuts_off_what_runs_and_cancels_the_rest(
+def test_kill_and_terminate_workers_end_all_futures(
     end: str, processes: zd.local_cluster, tmp_path: Path
 ) -> None:
     executor = zd.Executor(processes, cancel_grace_s=0.1)
@@ -274,7 +272,7 @@ def test_ending_the_workers_cuts_off_what_runs_and_cancels_the_rest(
     until(lambda: not list(tmp_path.glob("begun-queued*")))
 
 
-def test_leaving_the_with_statement_waits_for_all(
+def test_leaving_with_statement_waits_for_futures(
     threads: zd.local_cluster, tmp_path: Path
 ) -> None:
     with zd.Executor(threads) as executor:
@@ -283,9 +281,7 @@ def test_leaving_the_with_statement_waits_for_all(
     assert [future.result(0) for future in submitted] == ["0", "1", "2", "3", "4"]
 
 
-def test_shutdown_without_waiting_lets_the_work_go_on(
-    threads: zd.local_cluster, tmp_path: Path
-) -> None:
+def test_shutdown_without_wait_lets_work_go_on(threads: zd.local_cluster, tmp_path: Path) -> None:
     executor = zd.Executor(threads)
     submitted = [executor.submit(waits, tmp_path, str(i)) for i in range(5)]
     executor.shutdown(wait=False)
@@ -297,7 +293,7 @@ def test_shutdown_without_waiting_lets_the_work_go_on(
     executor.shutdown()
 
 
-def test_shutdown_can_cancel_what_has_not_ended(threads: zd.local_cluster, tmp_path: Path) -> None:
+def test_shutdown_can_cancel_queued_futures(threads: zd.local_cluster, tmp_path: Path) -> None:
     executor = zd.Executor(threads)
     submitted = [executor.submit(waits, tmp_path, str(i)) for i in range(8)]
     until(lambda: len(begun(tmp_path)) == 3)
@@ -309,7 +305,7 @@ def test_shutdown_can_cancel_what_has_not_ended(threads: zd.local_cluster, tmp_p
     assert len(begun(tmp_path)) == 3
 
 
-def test_futures_end_when_there_is_no_cluster_any_more() -> None:
+def test_futures_fail_without_cluster() -> None:
     with (
         zd.local_cluster(workers=0) as cluster,
         zd.Executor(cluster, cluster_lost_limit_s=1.0) as executor,
@@ -320,7 +316,7 @@ def test_futures_end_when_there_is_no_cluster_any_more() -> None:
                 future.result(20)
 
 
-def test_a_callback_may_cancel_other_futures(threads: zd.local_cluster, tmp_path: Path) -> None:
+def test_callback_may_cancel_other_futures(threads: zd.local_cluster, tmp_path: Path) -> None:
     with zd.Executor(threads) as executor:
         running = [executor.submit(waits, tmp_path, str(i)) for i in range(3)]
         queued = executor.submit(waits, tmp_path, "queued")
@@ -338,9 +334,7 @@ def test_a_callback_may_cancel_other_futures(threads: zd.local_cluster, tmp_path
     assert answers == [queued.cancelled()]
 
 
-def test_an_iterator_of_results_that_is_given_up_cancels_what_has_not_begun(
-    threads: zd.local_cluster, tmp_path: Path
-) -> None:
+def test_abandoned_map_cancels_its_futures(threads: zd.local_cluster, tmp_path: Path) -> None:
     with zd.Executor(threads) as executor:
         results = executor.map(waits, [tmp_path] * 50, map(str, range(50)), timeout=0.2)
         with pytest.raises(futures.TimeoutError):
@@ -349,7 +343,7 @@ def test_an_iterator_of_results_that_is_given_up_cancels_what_has_not_begun(
     assert len(begun(tmp_path)) <= 3
 
 
-def test_no_more_functions_run_than_max_workers(threads: zd.local_cluster, tmp_path: Path) -> None:
+def test_max_workers_bounds_running_work(threads: zd.local_cluster, tmp_path: Path) -> None:
     with zd.Executor(threads, max_workers=2) as executor:
         submitted = [executor.submit(waits, tmp_path, str(i)) for i in range(6)]
         until(lambda: len(begun(tmp_path)) == 2)
@@ -370,7 +364,7 @@ def initialized() -> tuple[int, list[int]]:
     return os.getpid(), INITIALIZED
 
 
-def test_the_initializer_is_called_once_in_each_process_before_its_first_function(
+def test_initializer_is_called_once_in_each_process(
     processes: zd.local_cluster,
 ) -> None:
     with zd.Executor(processes, initializer=initializes, initargs=(7,)) as executor:
@@ -385,7 +379,7 @@ def refuses() -> None:
     raise ValueError("no licence")
 
 
-def test_an_initializer_that_fails_breaks_the_executor(threads: zd.local_cluster) -> None:
+def test_failed_initializer_breaks_executor(threads: zd.local_cluster) -> None:
     executor = zd.Executor(threads, initializer=refuses)
     future = executor.submit(int)
     with pytest.raises(
@@ -398,9 +392,7 @@ def test_an_initializer_that_fails_breaks_the_executor(threads: zd.local_cluster
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
-def test_what_ends_a_program_is_the_futures_error_as_it_is(
-    error: BaseException, threads: zd.local_cluster
-) -> None:
+def test_base_exception_is_in_its_future(error: BaseException, threads: zd.local_cluster) -> None:
     def raises() -> None:
         raise error
 
@@ -415,7 +407,7 @@ class FailsWhenUnpickled:
         return int, ("x",)
 
 
-def test_an_argument_that_cannot_be_unpickled_is_no_error_of_the_function(
+def test_argument_unpicklable_at_worker_breaks_its_future(
     threads: zd.local_cluster,
 ) -> None:
     with zd.Executor(threads) as executor:
@@ -427,7 +419,7 @@ def test_an_argument_that_cannot_be_unpickled_is_no_error_of_the_function(
         assert isinstance(executor.submit(int, "x").exception(20), ValueError)
 
 
-def test_a_local_cluster_that_is_closed_first_fails_the_futures(tmp_path: Path) -> None:
+def test_closed_local_cluster_fails_futures(tmp_path: Path) -> None:
     cluster = zd.local_cluster(workers=1, processes=False)
     executor = zd.Executor(cluster)
     running, queued = executor.submit(waits, tmp_path), executor.submit(int)
@@ -444,7 +436,7 @@ def test_a_local_cluster_that_is_closed_first_fails_the_futures(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["ExecutorWorkerLost", "ExecutorUnavailable", "ExecutorBroken"])
-def test_errors_of_an_executor_survive_a_pickle(name: str) -> None:
+def test_executor_errors_survive_pickling(name: str) -> None:
     cls = getattr(broken_pool, name)
     data = (
         ("f", (("worker:0", 0, -9, ""),)) if name == "ExecutorWorkerLost" else (None, None, "text")
@@ -455,7 +447,7 @@ def test_errors_of_an_executor_survive_a_pickle(name: str) -> None:
     assert str(error) == str(cls(*data))
 
 
-def test_callbacks_of_two_executors_may_shut_down_each_other(threads: zd.local_cluster) -> None:
+def test_callbacks_may_shut_down_each_others_executor(threads: zd.local_cluster) -> None:
     first, second = zd.Executor(threads), zd.Executor(threads)
     both_run, ended = threading.Barrier(2), [threading.Event(), threading.Event()]
 

@@ -19,7 +19,7 @@ from zmqdist.coordinator import ClusterCoordinator
 MADE_BEFORE = "this ClusterCoordinator was made before a fork: make a new one in the child process"
 
 
-def test_a_forked_child_cannot_fetch_what_a_worker_keeps_and_its_end_takes_it_from_nobody() -> None:
+def test_forked_child_cannot_fetch_or_free_kept_value() -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         kept = [coordinator.schedule(bytes, (100_000,), keep=True)]
         coordinator.join(20)
@@ -37,7 +37,7 @@ def test_a_forked_child_cannot_fetch_what_a_worker_keeps_and_its_end_takes_it_fr
         assert kept[0].get(10) == bytes(100_000)
 
 
-def test_a_forked_child_gets_an_error_and_leaves_what_is_the_parents_alone(tmp_path: Path) -> None:
+def test_forked_child_closes_nothing(tmp_path: Path) -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         value = coordinator.schedule(waits, (tmp_path,))
         until(lambda: begun(tmp_path))
@@ -62,7 +62,7 @@ def test_a_forked_child_gets_an_error_and_leaves_what_is_the_parents_alone(tmp_p
         assert value.get(20) == "x"
 
 
-def test_a_forked_child_waits_for_no_thread_of_the_parents(tmp_path: Path) -> None:
+def test_forked_child_waits_for_no_thread_of_parent(tmp_path: Path) -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         coordinator.schedule(waits, (tmp_path,))
         joining = threading.Thread(target=coordinator.join)
@@ -87,7 +87,7 @@ def test_a_forked_child_waits_for_no_thread_of_the_parents(tmp_path: Path) -> No
         joining.join()
 
 
-def test_a_forked_child_waits_for_no_value_and_changes_no_worker_of_the_parent(
+def test_forked_child_calls_are_refused(
     tmp_path: Path,
 ) -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
@@ -117,7 +117,7 @@ def test_a_forked_child_waits_for_no_value_and_changes_no_worker_of_the_parent(
         assert value.result(20) == "x"
 
 
-def test_a_forked_child_that_closes_a_strategy_leaves_the_parents_variables_alone() -> None:
+def test_forked_child_closing_strategy_leaves_variables() -> None:
     with (
         zd.local_cluster(workers=1, ps=1) as cluster,
         zd.ParameterServerStrategy(cluster) as strategy,

@@ -44,7 +44,7 @@ def travelled() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("stopped", [replaced, frozen, travelled])
-def test_time_outs_end_while_the_clock_is_stopped(stopped: Callable[[], Any]) -> None:
+def test_time_outs_end_on_stopped_clock(stopped: Callable[[], Any]) -> None:
     Gate.opened.clear()
     with (
         stopped(),
@@ -70,9 +70,7 @@ def test_time_outs_end_while_the_clock_is_stopped(stopped: Callable[[], Any]) ->
 
 
 @pytest.mark.parametrize("stopped", [replaced, frozen, travelled])
-def test_calls_end_while_the_clock_is_stopped(
-    own_secrets: None, stopped: Callable[[], Any]
-) -> None:
+def test_calls_end_on_stopped_clock(own_secrets: None, stopped: Callable[[], Any]) -> None:
     Gate.opened.clear()
     with stopped():
         server = ZmqServer("127.0.0.1:0")

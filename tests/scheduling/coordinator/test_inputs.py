@@ -54,7 +54,7 @@ GIVEN: list[Any] = [
 @pytest.mark.parametrize(
     "given", GIVEN, ids=["argument", "nested", "keyword", "captured", "partial"]
 )
-def test_a_result_can_be_given_at_any_depth_before_and_after_it_has_ended(
+def test_result_can_be_input_at_any_depth(
     coordinator: ClusterCoordinator, given: Any, keep: bool, tmp_path: Path
 ) -> None:
     value = coordinator.schedule(lambda: len(waits(tmp_path, "12345")), keep=keep)
@@ -66,7 +66,7 @@ def test_a_result_can_be_given_at_any_depth_before_and_after_it_has_ended(
     assert coordinator.schedule(*given(value)).fetch(20) == 6
 
 
-def test_a_captured_result_is_another_one_in_another_function_of_the_same_code(
+def test_captured_results_of_same_code_stay_apart(
     coordinator: ClusterCoordinator,
 ) -> None:
     def adds(value: Any) -> Any:
@@ -78,7 +78,7 @@ def test_a_captured_result_is_another_one_in_another_function_of_the_same_code(
 
 @pytest.mark.parametrize("keep", [False, True], ids=["here", "kept"])
 @pytest.mark.parametrize("pending", [True, False], ids=["before", "after"])
-def test_a_large_result_is_private_to_each_function_that_has_it(
+def test_large_input_is_private_to_each_function(
     coordinator: ClusterCoordinator, keep: bool, pending: bool
 ) -> None:
     value = coordinator.schedule(large, keep=keep)
@@ -93,7 +93,7 @@ def test_a_large_result_is_private_to_each_function_that_has_it(
     until(lambda: coordinator.snapshot().held.parts == 0)
 
 
-def test_a_result_that_was_taken_and_changed_is_given_as_it_is_then(
+def test_changed_result_is_input_as_it_is_at_schedule(
     in_threads: ClusterCoordinator,
 ) -> None:
     value = in_threads.schedule(dict, (), {"a": 1})
@@ -103,14 +103,14 @@ def test_a_result_that_was_taken_and_changed_is_given_as_it_is_then(
     assert given.fetch(20) == {"a": 1, "b": 2}
 
 
-def test_many_inputs_are_too_large_for_a_message_together(coordinator: ClusterCoordinator) -> None:
+def test_inputs_too_large_together_for_message_arrive(coordinator: ClusterCoordinator) -> None:
     size = INLINE_BYTES_MAX // 4
     values = [coordinator.schedule(bytes, (size,)) for _ in range(8)]
     assert coordinator.schedule(lambda given: sum(map(len, given)), (values,)).fetch(20) == 8 * size
     until(lambda: coordinator.snapshot().held.parts == 0)
 
 
-def test_a_chain_runs_in_its_order(coordinator: ClusterCoordinator) -> None:
+def test_chain_of_inputs_runs_in_order(coordinator: ClusterCoordinator) -> None:
     value = coordinator.schedule(int)
     for _ in range(100):
         value = coordinator.schedule(add, (value,))
@@ -119,9 +119,7 @@ def test_a_chain_runs_in_its_order(coordinator: ClusterCoordinator) -> None:
     assert coordinator.snapshot().records == 0
 
 
-def test_an_input_lives_as_long_as_somebody_waits_for_it_and_no_longer(
-    in_threads: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_input_lives_until_dependents_end(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     first = in_threads.schedule(waits, (tmp_path,))
     gone = weakref.ref(first)
     second = in_threads.schedule(len, (first,))
@@ -133,7 +131,7 @@ def test_an_input_lives_as_long_as_somebody_waits_for_it_and_no_longer(
     until(lambda: gone() is None)
 
 
-def test_what_waits_for_an_input_counts_for_the_length_of_the_queue(
+def test_work_waiting_for_input_counts_for_queue_max(
     threads: zd.local_cluster, tmp_path: Path
 ) -> None:
     with ClusterCoordinator(threads, queue_max=2) as coordinator:
@@ -158,7 +156,7 @@ def test_what_waits_for_an_input_counts_for_the_length_of_the_queue(
 # -- inputs without a value ------------------------------------------------------------------------
 
 
-def test_a_failed_input_is_the_error_of_who_needs_it_and_of_who_needs_that(
+def test_failed_input_fails_direct_and_indirect_dependents(
     coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
     first = coordinator.schedule(
@@ -179,7 +177,7 @@ def test_a_failed_input_is_the_error_of_who_needs_it_and_of_who_needs_that(
     coordinator.join(0)
 
 
-def test_an_input_that_had_failed_before_is_an_error_of_the_next_round(
+def test_failed_input_fails_next_round(
     in_threads: ClusterCoordinator,
 ) -> None:
     first = in_threads.schedule(fails)
@@ -192,7 +190,7 @@ def test_an_input_that_had_failed_before_is_an_error_of_the_next_round(
         second.fetch()
 
 
-def test_who_needs_what_was_cancelled_is_told_so_and_others_go_on(
+def test_cancelled_input_fails_its_dependents_only(
     in_threads: ClusterCoordinator, tmp_path: Path
 ) -> None:
     first, other = in_threads.schedule(waits, (tmp_path,)), in_threads.schedule(waits, (tmp_path,))
@@ -206,7 +204,7 @@ def test_who_needs_what_was_cancelled_is_told_so_and_others_go_on(
     assert third.fetch(20) == 1
 
 
-def test_who_waits_for_an_input_can_be_cancelled_alone(
+def test_dependent_can_be_cancelled_without_its_input(
     in_threads: ClusterCoordinator, tmp_path: Path
 ) -> None:
     first = in_threads.schedule(waits, (tmp_path,))
@@ -219,7 +217,7 @@ def test_who_waits_for_an_input_can_be_cancelled_alone(
     in_threads.join(20)
 
 
-def test_a_value_of_another_coordinator_cannot_be_given(
+def test_value_of_another_coordinator_is_refused(
     in_threads: ClusterCoordinator, threads: Any
 ) -> None:
     value = in_threads.schedule(int)
@@ -231,9 +229,7 @@ def test_a_value_of_another_coordinator_cannot_be_given(
     in_threads.join(20)
 
 
-def test_the_end_of_the_coordinator_ends_who_waits(
-    threads: zd.local_cluster, tmp_path: Path
-) -> None:
+def test_close_cancels_waiting_work(threads: zd.local_cluster, tmp_path: Path) -> None:
     with ClusterCoordinator(threads, cancel_grace_s=0.0) as coordinator:
         values = [coordinator.schedule(waits, (tmp_path,))]
         values.append(coordinator.schedule(len, (values[0],)))

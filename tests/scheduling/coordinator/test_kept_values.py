@@ -42,16 +42,14 @@ def held(cluster: zd.local_cluster) -> int:
 # -- use -------------------------------------------------------------------------------------------
 
 
-def test_a_kept_value_is_used_by_two_workers_at_a_time_and_each_writes_to_its_own(
+def test_kept_value_is_private_to_simultaneous_writers(
     coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
     value = check_shared_by_writers(coordinator, tmp_path)
     assert not value.get().any()
 
 
-def test_without_shared_memory_it_is_read_from_its_worker(
-    no_shared_memory: None, tmp_path: Path
-) -> None:
+def test_kept_value_is_read_without_shared_memory(no_shared_memory: None, tmp_path: Path) -> None:
     with (
         zd.local_cluster(workers=2, processes=False) as cluster,
         ClusterCoordinator(cluster) as coordinator,
@@ -63,7 +61,7 @@ def test_without_shared_memory_it_is_read_from_its_worker(
         assert coordinator.schedule(sum_of, (value,)).fetch(20) == 0
 
 
-def test_its_bytes_do_not_pass_the_coordinator(coordinator: ClusterCoordinator) -> None:
+def test_kept_bytes_do_not_pass_coordinator(coordinator: ClusterCoordinator) -> None:
     value = schedule_kept(coordinator, zeros)
     assert coordinator.schedule(sum_of, (value,)).fetch(20) == 0
     snapshot = coordinator.snapshot()
@@ -72,7 +70,7 @@ def test_its_bytes_do_not_pass_the_coordinator(coordinator: ClusterCoordinator) 
     assert snapshot.connections == 0, "nothing was read from a worker"
 
 
-def test_it_is_fetched_once_and_goes_on_being_an_argument(coordinator: ClusterCoordinator) -> None:
+def test_kept_value_is_fetched_once_and_stays_usable(coordinator: ClusterCoordinator) -> None:
     value = schedule_kept(coordinator, zeros)
     mine = value.fetch()
     assert mine.nbytes == KEPT_BYTES
@@ -93,7 +91,7 @@ USES: list[Any] = [
 
 
 @pytest.mark.parametrize("use", USES, ids=["argument", "nested", "keyword", "captured"])
-def test_a_small_value_can_be_kept_and_given_at_any_depth(
+def test_small_kept_value_can_be_input_at_any_depth(
     coordinator: ClusterCoordinator, use: Any
 ) -> None:
     value = schedule_kept(coordinator, small)
@@ -101,21 +99,21 @@ def test_a_small_value_can_be_kept_and_given_at_any_depth(
     assert value.fetch() == {"a": 1}
 
 
-def test_a_kept_value_can_be_made_of_kept_ones(coordinator: ClusterCoordinator) -> None:
+def test_kept_value_can_have_kept_inputs(coordinator: ClusterCoordinator) -> None:
     value = schedule_kept(coordinator, zeros)
     for _ in range(3):
         value = schedule_kept(coordinator, np.add, value, 1)
     assert coordinator.schedule(sum_of, (value,)).fetch(20) == 3 * KEPT_BYTES
 
 
-def test_a_kept_value_can_be_awaited(near: ClusterCoordinator) -> None:
+def test_kept_value_can_be_awaited(near: ClusterCoordinator) -> None:
     async def main() -> int:
         return sum_of(await near.schedule(zeros, keep=True))
 
     assert asyncio.run(main()) == 0
 
 
-def test_repr_and_exception_tell_that_it_is_with_its_worker(near: ClusterCoordinator) -> None:
+def test_repr_says_that_value_is_kept(near: ClusterCoordinator) -> None:
     value = schedule_kept(near, small)
     assert (
         repr(value)
@@ -125,7 +123,7 @@ def test_repr_and_exception_tell_that_it_is_with_its_worker(near: ClusterCoordin
     near.join(0)
 
 
-def test_a_function_that_fails_keeps_nothing(near: ClusterCoordinator) -> None:
+def test_failed_function_keeps_nothing(near: ClusterCoordinator) -> None:
     value = near.schedule(int, ("x",), keep=True)
     with pytest.raises(ValueError, match="invalid literal"):
         value.fetch(20)
@@ -135,7 +133,7 @@ def test_a_function_that_fails_keeps_nothing(near: ClusterCoordinator) -> None:
         near.schedule(sum_of, (value,)).fetch(20)
 
 
-def test_a_kept_value_outlives_its_round(near: ClusterCoordinator) -> None:
+def test_kept_value_outlives_its_round(near: ClusterCoordinator) -> None:
     value = schedule_kept(near, zeros)
     near.schedule(int, ("x",))
     with pytest.raises(ValueError, match="invalid literal"):
@@ -146,7 +144,7 @@ def test_a_kept_value_outlives_its_round(near: ClusterCoordinator) -> None:
 # -- the end of a value ----------------------------------------------------------------------------
 
 
-def test_a_worker_holds_it_until_it_was_dropped_here(
+def test_worker_holds_kept_value_until_it_is_dropped(
     near: ClusterCoordinator, threads: zd.local_cluster
 ) -> None:
     values = [schedule_kept(near, zeros) for _ in range(3)]
@@ -162,7 +160,7 @@ def test_a_worker_holds_it_until_it_was_dropped_here(
     until(lambda: held(threads) == 0)
 
 
-def test_it_stays_for_a_function_that_was_given_it_and_has_not_ended(
+def test_kept_value_stays_for_unfinished_dependents(
     near: ClusterCoordinator, threads: zd.local_cluster, tmp_path: Path
 ) -> None:
     value = schedule_kept(near, zeros)
@@ -176,7 +174,7 @@ def test_it_stays_for_a_function_that_was_given_it_and_has_not_ended(
     until(lambda: held(threads) == 0)
 
 
-def test_the_end_of_its_coordinator_frees_it(threads: zd.local_cluster) -> None:
+def test_close_frees_kept_values(threads: zd.local_cluster) -> None:
     with ClusterCoordinator(threads) as coordinator:
         here, there = schedule_kept(coordinator, zeros), schedule_kept(coordinator, zeros)
         here.fetch()

@@ -49,7 +49,7 @@ ASYNC = [
 
 
 @pytest.mark.parametrize("fn", ASYNC)
-def test_async_functions_run_to_their_end(
+def test_async_functions_run_to_completion(
     either: ClusterCoordinator, fn: Callable[..., Any]
 ) -> None:
     assert either.schedule(fn, (1,)).get(20) == 2
@@ -59,9 +59,7 @@ def test_async_functions_run_to_their_end(
 
 
 @pytest.mark.parametrize("fn", ASYNC)
-def test_an_executor_runs_async_functions(
-    threads: zd.local_cluster, fn: Callable[..., Any]
-) -> None:
+def test_executor_runs_async_functions(threads: zd.local_cluster, fn: Callable[..., Any]) -> None:
     with zd.Executor(threads) as executor:
         assert executor.submit(fn, 1).result(20) == 2
         assert list(executor.map(fn, [1, 2])) == [2, 3]
@@ -94,7 +92,7 @@ REFUSED = "is a generator function, whose items would stay with the worker: have
 
 
 @pytest.mark.parametrize(("fn", "name"), GENERATORS)
-def test_a_generator_function_is_refused_when_it_is_scheduled(
+def test_generator_function_is_refused_at_schedule(
     threads: zd.local_cluster, in_threads: ClusterCoordinator, fn: Callable[..., Any], name: str
 ) -> None:
     with zd.Executor(threads) as executor:
@@ -104,14 +102,14 @@ def test_a_generator_function_is_refused_when_it_is_scheduled(
                     schedule(fn, [1])
 
 
-def test_a_generator_that_a_function_returns_is_refused_by_the_worker(
+def test_returned_generator_is_refused_by_worker(
     in_threads: ClusterCoordinator,
 ) -> None:
     with pytest.raises(TypeError, match=f"returns_generator {REFUSED}"):
         in_threads.schedule(returns_generator, (3,)).get(20)
 
 
-def test_a_future_among_the_arguments_is_refused_by_its_name(
+def test_future_argument_is_refused_by_name(
     threads: zd.local_cluster, in_threads: ClusterCoordinator
 ) -> None:
     with zd.Executor(threads) as executor:
@@ -136,7 +134,7 @@ def test_a_future_among_the_arguments_is_refused_by_its_name(
 READ_BY_DASK = "_max_workers"
 
 
-def test_libraries_call_map_for_numbers(
+def test_library_calls_of_map_get_numbers(
     threads: zd.local_cluster, in_threads: ClusterCoordinator
 ) -> None:
     with zd.Executor(threads, max_workers=2) as executor:

@@ -39,7 +39,7 @@ def played(text: str) -> str:
 
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
-def test_a_scenario_has_the_effects_of_its_transcript(path: Path) -> None:
+def test_scenario_matches_its_transcript(path: Path) -> None:
     text = path.read_text()
     assert TITLE.match(text), "the first line has the promises and what they mean here"
     now = played(text)
@@ -49,7 +49,7 @@ def test_a_scenario_has_the_effects_of_its_transcript(path: Path) -> None:
         assert now == text, "make transcripts writes it anew"
 
 
-def test_each_promise_of_the_machine_has_a_scenario() -> None:
+def test_promises_of_machine_have_scenarios() -> None:
     promises = re.findall(r"^    ([PGC]\d+) ", machine.__doc__ or "", re.MULTILINE)
     titles = [TITLE.match(path.read_text()) for path in TRANSCRIPTS]
     assert {*promises} == {name for title in titles if title for name in title[1].split(", ")}

@@ -38,7 +38,7 @@ def coordinator(in_processes: ClusterCoordinator) -> ClusterCoordinator:
 # -- figures ---------------------------------------------------------------------------------------
 
 
-def test_a_histogram_tells_least_most_number_sum_and_buckets() -> None:
+def test_histogram_summary() -> None:
     histogram = metrics.Histogram(0.1, 10, 3)
     assert histogram.summary() == {"min": 0.0, "max": 0.0, "num": 0, "sum": 0.0, "histogram": {}}
     for value in (0.05, 0.5, 0.7, 1e6):
@@ -58,12 +58,12 @@ def test_a_histogram_tells_least_most_number_sum_and_buckets() -> None:
         ("server_def_update", [10.0**power for power in range(5)]),
     ],
 )
-def test_the_histograms_have_their_names_and_bounds(name: str, bounds: list[float]) -> None:
+def test_histograms_have_names_and_bounds(name: str, bounds: list[float]) -> None:
     assert metrics.HISTOGRAMS[name].bounds == bounds
     assert metrics.get_metric_summary(name)["num"] >= 0
 
 
-def test_gauges_and_counters_are_numbers_and_another_name_is_an_error() -> None:
+def test_gauges_are_numbers_and_unknown_name_is_error() -> None:
     for name in ("queued_closures", "inflight_closures", "worker_failures"):
         assert metrics.get_metric_summary(name) >= 0
     with pytest.raises(
@@ -72,7 +72,7 @@ def test_gauges_and_counters_are_numbers_and_another_name_is_an_error() -> None:
         metrics.get_metric_summary("tracing")
 
 
-def test_a_monitored_block_is_recorded_where_metrics_are_wanted(
+def test_monitored_block_needs_enabled_metrics(
     recorded: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with metrics.monitored_timer("server_def_update"):
@@ -86,7 +86,7 @@ def test_a_monitored_block_is_recorded_where_metrics_are_wanted(
     assert metrics.get_metric_summary("worker_failures") == 0
 
 
-def test_with_a_tracker_a_block_is_recorded_only_if_something_has_changed(recorded: None) -> None:
+def test_monitored_block_with_tracker_needs_change(recorded: None) -> None:
     state = [0]
     with metrics.monitored_timer("function_tracing", state_tracker=lambda: state[0]):
         pass
@@ -126,15 +126,13 @@ def test_cluster_coordinator_metrics(recorded: None, coordinator: ClusterCoordin
     assert metrics.get_metric_summary("remote_value_fetch")["num"] == 2
 
 
-def test_without_wanting_them_nothing_is_recorded(coordinator: ClusterCoordinator) -> None:
+def test_disabled_metrics_record_nothing(coordinator: ClusterCoordinator) -> None:
     metrics.reset()
     coordinator.schedule(helpers.identity, (1,)).fetch(20)
     assert {metrics.get_metric_summary(name)["num"] for name in metrics.HISTOGRAMS} == {0}
 
 
-def test_every_figure_of_known_work_is_what_is_the_case(
-    processes: zd.local_cluster, tmp_path: Path
-) -> None:
+def test_gauges_agree_with_cluster_status(processes: zd.local_cluster, tmp_path: Path) -> None:
     """Nine functions at two slots: a part of them runs, a part waits, and one waits for its
     input.
     """
@@ -178,7 +176,7 @@ def test_every_figure_of_known_work_is_what_is_the_case(
         assert (sums.running, sums.waiting, sums.queued, inflight, queued) == (0, 0, 0, 0, 0)
 
 
-def test_gauges_of_a_coordinator_without_a_dispatcher_count_all_work_as_queued(
+def test_gauges_without_dispatcher_count_work_as_queued(
     tmp_path: Path,
 ) -> None:
     with (
@@ -192,14 +190,14 @@ def test_gauges_of_a_coordinator_without_a_dispatcher_count_all_work_as_queued(
         assert metrics.get_metric_summary("inflight_closures") == 0
 
 
-def test_a_lost_worker_is_counted(recorded: None) -> None:
+def test_lost_worker_is_counted(recorded: None) -> None:
     with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
         until(lambda: len(coordinator.workers()) == 2)
         cluster.kill_worker(0)
         until(lambda: metrics.get_metric_summary("worker_failures") == 1)
 
 
-def test_a_coordinator_tells_its_own_figures_and_those_of_each_worker(
+def test_coordinator_metrics_have_rows_of_workers(
     coordinator: ClusterCoordinator,
 ) -> None:
     counts = coordinator.metrics()["workers"]["worker:1"]["done"]

@@ -31,7 +31,7 @@ def times(folder: Path, well_at: int, payload: Any = None) -> int:
 
 
 @pytest.mark.parametrize("payload", [b"", b"x" * 2**18], ids=["small", "large"])
-def test_a_function_that_raises_is_run_again_so_often(
+def test_function_that_raises_is_retried(
     coordinator: ClusterCoordinator, tmp_path: Path, payload: bytes
 ) -> None:
     assert coordinator.schedule(times, (tmp_path, 3, payload), retries=2).fetch(20) == 3
@@ -39,7 +39,7 @@ def test_a_function_that_raises_is_run_again_so_often(
     until(lambda: coordinator.snapshot().held.parts == 0)
 
 
-def test_the_last_error_is_told_when_no_retry_is_left(
+def test_last_error_is_raised_without_retries_left(
     coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
     value = coordinator.schedule(times, (tmp_path, 9), retries=2)
@@ -49,14 +49,12 @@ def test_the_last_error_is_told_when_no_retry_is_left(
         coordinator.join(20)
 
 
-def test_who_needs_what_is_run_again_waits_for_its_end(
-    in_threads: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_dependent_waits_for_end_of_retries(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     first = in_threads.schedule(times, (tmp_path, 3), retries=2)
     assert in_threads.schedule(int, (first,)).fetch(20) == 3
 
 
-def test_a_function_too_large_to_be_remembered_is_there_for_its_retries(
+def test_large_function_is_there_for_its_retries(
     coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
     weight = b"x" * 2**18
@@ -79,7 +77,7 @@ def test_a_function_too_large_to_be_remembered_is_there_for_its_retries(
     ],
     ids=str,
 )
-def test_options_out_of_range_are_told_at_once(
+def test_options_out_of_range_are_refused(
     in_threads: ClusterCoordinator, options: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -89,7 +87,7 @@ def test_options_out_of_range_are_told_at_once(
 # -- time-outs -------------------------------------------------------------------------------------
 
 
-def test_one_that_waits_for_an_input_ends_at_its_time_though_nothing_else_happens(
+def test_waiting_work_times_out_without_other_events(
     in_threads: ClusterCoordinator, tmp_path: Path
 ) -> None:
     first = in_threads.schedule(waits, (tmp_path,))
@@ -100,7 +98,7 @@ def test_one_that_waits_for_an_input_ends_at_its_time_though_nothing_else_happen
     assert first.fetch(20) == "x"
 
 
-def test_one_that_waits_for_an_input_ends_at_its_time(
+def test_waiting_work_that_times_out_fails_its_dependents(
     in_threads: ClusterCoordinator, tmp_path: Path
 ) -> None:
     first = in_threads.schedule(waits, (tmp_path,))
@@ -115,7 +113,7 @@ def test_one_that_waits_for_an_input_ends_at_its_time(
         in_threads.join(20)
 
 
-def test_one_that_is_queued_ends_at_its_time_and_never_begins(tmp_path: Path) -> None:
+def test_timed_out_queued_work_never_begins(tmp_path: Path) -> None:
     with (
         zd.local_cluster(workers=1, processes=False) as cluster,
         ClusterCoordinator(cluster) as coordinator,
@@ -134,7 +132,7 @@ def test_one_that_is_queued_ends_at_its_time_and_never_begins(tmp_path: Path) ->
         assert not begun(tmp_path, "late")
 
 
-def test_one_that_ends_in_time_is_as_any_other(coordinator: ClusterCoordinator) -> None:
+def test_work_that_ends_in_time_leaves_no_record(coordinator: ClusterCoordinator) -> None:
     assert coordinator.schedule(abs, (-2,), timeout=60).fetch(20) == 2
     coordinator.join(20)
     assert coordinator.snapshot().records == 0
@@ -143,7 +141,7 @@ def test_one_that_ends_in_time_is_as_any_other(coordinator: ClusterCoordinator) 
 # -- lineage ---------------------------------------------------------------------------------------
 
 
-def test_several_threads_that_ask_for_a_lost_value_have_it_made_again_once(
+def test_lost_value_is_recomputed_once_for_several_threads(
     fragile: ClusterCoordinator, single: zd.local_cluster, tmp_path: Path
 ) -> None:
     value = fragile.schedule(logged_array, (tmp_path, "value"), lineage=True)
@@ -159,7 +157,7 @@ def test_several_threads_that_ask_for_a_lost_value_have_it_made_again_once(
     assert call_count(tmp_path, "value") == 2
 
 
-def test_what_a_value_was_made_of_goes_with_it(
+def test_lineage_is_freed_with_its_value(
     in_threads: ClusterCoordinator, threads: zd.local_cluster
 ) -> None:
     def held() -> int:

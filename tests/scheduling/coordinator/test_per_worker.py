@@ -52,14 +52,14 @@ def test_per_worker_value(coordinator: ClusterCoordinator) -> None:
     assert [value.get().worker for value in counters] == [0, 1, 2]
 
 
-def test_a_resource_is_made_with_arguments_that_are_as_they_were(one: ClusterCoordinator) -> None:
+def test_resource_arguments_are_as_at_creation(one: ClusterCoordinator) -> None:
     start = np.array([100])
     counters = one.create_per_worker_resource(helpers.counter, kwargs={"start": start})
     start += 1
     assert counters.fetch() == [100] * WORKERS
 
 
-def test_per_worker_values_have_a_length_and_items_in_the_order_of_workers(
+def test_per_worker_values_are_in_order_of_workers(
     one: ClusterCoordinator,
 ) -> None:
     values = one.create_per_worker_resource(lambda: get_current_worker_index())
@@ -70,7 +70,7 @@ def test_per_worker_values_have_a_length_and_items_in_the_order_of_workers(
     assert one.fetch({"last": values[2]}) == {"last": 2}
 
 
-def test_only_remote_values_can_be_per_worker_values(one: ClusterCoordinator) -> None:
+def test_per_worker_values_take_remote_values_only(one: ClusterCoordinator) -> None:
     with pytest.raises(AssertionError, match="should only take `RemoteValue`s"):
         PerWorkerValues([one.schedule(helpers.identity, (1,)), 2])  # type: ignore[list-item]
     one.join()
@@ -79,7 +79,7 @@ def test_only_remote_values_can_be_per_worker_values(one: ClusterCoordinator) ->
 @pytest.mark.parametrize(
     "nested", ["as a keyword", "in lists and dicts", "captured", "captured by a method"]
 )
-def test_the_executing_workers_slice_replaces_them_wherever_they_stand(
+def test_slice_of_worker_replaces_values_at_any_depth(
     coordinator: ClusterCoordinator, nested: str
 ) -> None:
     counters = coordinator.create_per_worker_resource(helpers.counter)
@@ -110,7 +110,7 @@ def test_the_executing_workers_slice_replaces_them_wherever_they_stand(
     assert sum(counters.fetch()) == WORKERS
 
 
-def test_each_worker_gets_its_own(coordinator: ClusterCoordinator) -> None:
+def test_worker_gets_its_own_value(coordinator: ClusterCoordinator) -> None:
     counters = coordinator.create_per_worker_resource(helpers.counter)
     pairs = [
         coordinator.schedule(helpers.of_worker, (counters,), worker=index)
@@ -119,7 +119,7 @@ def test_each_worker_gets_its_own(coordinator: ClusterCoordinator) -> None:
     assert coordinator.fetch(pairs) == [(index, index) for index in range(WORKERS)]
 
 
-def test_a_resource_may_be_made_of_another(one: ClusterCoordinator) -> None:
+def test_resource_may_use_another_resource(one: ClusterCoordinator) -> None:
     counters = one.create_per_worker_resource(helpers.counter)
     wrapped = one.create_per_worker_resource(helpers.identity, ([counters],))
     del counters
@@ -128,7 +128,7 @@ def test_a_resource_may_be_made_of_another(one: ClusterCoordinator) -> None:
     assert one.schedule(lambda nested: helpers.add(nested[0]), (wrapped,), worker=1).fetch(20) == 2
 
 
-def test_values_of_scheduled_functions_can_be_per_worker_values(one: ClusterCoordinator) -> None:
+def test_kept_values_can_be_per_worker(one: ClusterCoordinator) -> None:
     values = PerWorkerValues(
         [one.schedule(helpers.identity, (10 * index,), keep=True) for index in range(WORKERS)]
     )
@@ -137,7 +137,7 @@ def test_values_of_scheduled_functions_can_be_per_worker_values(one: ClusterCoor
     assert one.schedule(lambda: values, worker=0).fetch(20) == 0
 
 
-def test_a_large_definition_is_held_once_and_travels_once_to_each_worker(
+def test_large_definition_is_held_once(
     one: ClusterCoordinator,
 ) -> None:
     array = np.arange(2**20)
@@ -155,13 +155,13 @@ def test_a_large_definition_is_held_once_and_travels_once_to_each_worker(
 # -- what they are not -----------------------------------------------------------------------------
 
 
-def test_a_single_value_of_a_resource_is_no_argument(one: ClusterCoordinator) -> None:
+def test_single_value_of_resource_is_refused(one: ClusterCoordinator) -> None:
     counters = one.create_per_worker_resource(helpers.counter)
     with pytest.raises(ValueError, match="pass the PerWorkerValues to the function"):
         one.schedule(helpers.add, (counters[0],))
 
 
-def test_resources_of_another_coordinator_are_no_arguments(
+def test_resource_of_another_coordinator_is_refused(
     one: ClusterCoordinator, three: zd.local_cluster
 ) -> None:
     counters = one.create_per_worker_resource(helpers.counter)
@@ -172,7 +172,7 @@ def test_resources_of_another_coordinator_are_no_arguments(
         other.schedule(helpers.add, (counters,))
 
 
-def test_what_cannot_be_pickled_is_said_when_the_resource_is_made(one: ClusterCoordinator) -> None:
+def test_unpicklable_resource_function_is_refused(one: ClusterCoordinator) -> None:
     lock = threading.Lock()
     with pytest.raises(errors.InvalidArgumentError, match="lock"):
         one.create_per_worker_resource(lambda: lock)
@@ -180,7 +180,7 @@ def test_what_cannot_be_pickled_is_said_when_the_resource_is_made(one: ClusterCo
         one.create_per_worker_resource(3)  # type: ignore[arg-type]
 
 
-def test_a_resource_that_cannot_be_pickled_can_be_used_and_not_fetched(
+def test_unpicklable_resource_can_be_used_but_not_fetched(
     one: ClusterCoordinator,
 ) -> None:
     locks = one.create_per_worker_resource(threading.Lock)
@@ -215,9 +215,7 @@ def test_errored_input_not_used(coordinator: ClusterCoordinator) -> None:
     coordinator.join()
 
 
-def test_a_failed_build_is_not_tried_again_by_those_who_use_it(
-    one: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_failed_build_is_not_repeated_by_its_users(one: ClusterCoordinator, tmp_path: Path) -> None:
     def builds() -> None:
         helpers.logged_counter(tmp_path)
         raise ValueError("not to be had")
@@ -249,9 +247,7 @@ def test_resource_can_still_be_used_after_cancellation(
     go(tmp_path)
 
 
-def test_creating_resources_ends_no_round_and_is_not_waited_for(
-    one: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_resource_builds_belong_to_no_round(one: ClusterCoordinator, tmp_path: Path) -> None:
     def slow() -> str:
         return waits(tmp_path)
 
@@ -269,7 +265,7 @@ def test_creating_resources_ends_no_round_and_is_not_waited_for(
 # -- waiting in other ways -------------------------------------------------------------------------
 
 
-def test_a_value_can_be_awaited_and_calls_back(one: ClusterCoordinator) -> None:
+def test_resource_value_can_be_awaited_and_calls_back(one: ClusterCoordinator) -> None:
     values = one.create_per_worker_resource(helpers.identity, (7,))
     called: list[RemoteValue] = []
     values[0].add_done_callback(called.append)
@@ -283,12 +279,12 @@ def test_a_value_can_be_awaited_and_calls_back(one: ClusterCoordinator) -> None:
     assert not values[0].cancel()
 
 
-def test_values_are_as_completed_when_they_are_built(one: ClusterCoordinator) -> None:
+def test_resource_values_are_in_as_completed(one: ClusterCoordinator) -> None:
     values = [*one.create_per_worker_resource(helpers.identity, (7,))]
     assert [value.fetch(20) for value in one.as_completed(values, timeout=20)] == [7] * WORKERS
 
 
-def test_values_are_built_before_functions_begin_that_were_scheduled_after_them(
+def test_resource_is_submitted_before_later_functions(
     one: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one.create_per_worker_resource(int).fetch(20)
@@ -301,7 +297,7 @@ def test_values_are_built_before_functions_begin_that_were_scheduled_after_them(
     assert apart[: WORKERS + 1] == [True] * WORKERS + [False]
 
 
-def test_after_the_end_nothing_is_made_and_nobody_waits(three: zd.local_cluster) -> None:
+def test_closed_coordinator_builds_nothing(three: zd.local_cluster) -> None:
     with ClusterCoordinator(three) as coordinator:
         values = coordinator.create_per_worker_resource(int)
         assert values.fetch(20) == [0] * WORKERS
@@ -316,7 +312,7 @@ def test_after_the_end_nothing_is_made_and_nobody_waits(three: zd.local_cluster)
 
 @pytest.mark.processes("per-worker values")
 @pytest.mark.killed("per-worker values")
-def test_a_lost_workers_value_is_aborted_and_ready_again_when_it_is_back(
+def test_value_of_lost_worker_is_aborted_until_its_return(
     three: zd.local_cluster, one: ClusterCoordinator
 ) -> None:
     counters = one.create_per_worker_resource(helpers.counter)
@@ -337,7 +333,7 @@ def test_a_lost_workers_value_is_aborted_and_ready_again_when_it_is_back(
     assert counters[0].fetch(20) == 0
 
 
-def test_a_slot_that_dies_has_its_resources_again_before_the_next_function_begins(
+def test_dead_slot_rebuilds_resources_before_next_function(
     one: ClusterCoordinator, tmp_path: Path
 ) -> None:
     counters = one.create_per_worker_resource(helpers.logged_counter, (tmp_path,))
@@ -347,7 +343,7 @@ def test_a_slot_that_dies_has_its_resources_again_before_the_next_function_begin
     one.join()
 
 
-def test_a_worker_that_comes_while_a_resource_is_made_builds_it(one: ClusterCoordinator) -> None:
+def test_worker_joining_during_creation_builds_resource(one: ClusterCoordinator) -> None:
     kept = [one.create_per_worker_resource(int)]
     runtime, arrive = (
         one._runtime,
@@ -384,7 +380,7 @@ def at_workers(coordinator: ClusterCoordinator) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["argument", "captured"])
-def test_dropped_values_free_the_workers_objects(one: ClusterCoordinator, captured: bool) -> None:
+def test_dropped_values_are_freed_at_workers(one: ClusterCoordinator, captured: bool) -> None:
     before = at_workers(one)
     counters: Any = one.create_per_worker_resource(helpers.counter)
     step = functools.partial(helpers.add, counters) if captured else helpers.add
@@ -398,9 +394,7 @@ def test_dropped_values_free_the_workers_objects(one: ClusterCoordinator, captur
     assert one.snapshot().resources == 0
 
 
-def test_unfinished_work_keeps_a_resource_that_nobody_else_holds(
-    one: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_unfinished_work_keeps_its_resource(one: ClusterCoordinator, tmp_path: Path) -> None:
     counters = one.create_per_worker_resource(helpers.logged_counter, (tmp_path,))
     assert counters.fetch(20) == [0] * WORKERS
     one.schedule(waits, (tmp_path,), worker=0)
@@ -415,9 +409,7 @@ def test_unfinished_work_keeps_a_resource_that_nobody_else_holds(
     assert len(list(tmp_path.glob("built-0-*"))) == 1
 
 
-def test_a_closed_coordinators_resources_are_gone_from_all_workers(
-    three: zd.local_cluster, one: ClusterCoordinator
-) -> None:
+def test_close_frees_resources_at_workers(three: zd.local_cluster, one: ClusterCoordinator) -> None:
     before = at_workers(one)
     with ClusterCoordinator(three) as other:
         counters = other.create_per_worker_resource(helpers.counter)
@@ -429,7 +421,7 @@ def test_a_closed_coordinators_resources_are_gone_from_all_workers(
 # -- where a function is ---------------------------------------------------------------------------
 
 
-def test_a_function_knows_its_worker_and_how_many_there_are(
+def test_function_knows_its_worker_and_worker_count(
     coordinator: ClusterCoordinator,
 ) -> None:
     told = coordinator.fetch(
@@ -438,7 +430,7 @@ def test_a_function_knows_its_worker_and_how_many_there_are(
     assert told == [(index, WORKERS) for index in range(WORKERS)]
 
 
-def test_one_function_gives_different_numbers_on_different_workers(
+def test_worker_index_differs_by_worker(
     coordinator: ClusterCoordinator,
 ) -> None:
     asks = get_current_worker_index
@@ -446,14 +438,12 @@ def test_one_function_gives_different_numbers_on_different_workers(
 
 
 @pytest.mark.parametrize("asks", [get_current_worker_index, get_num_workers])
-def test_outside_a_scheduled_function_there_is_no_worker(
-    one: ClusterCoordinator, asks: Any
-) -> None:
+def test_worker_index_is_error_outside_function(one: ClusterCoordinator, asks: Any) -> None:
     with pytest.raises(RuntimeError, match="functions that run on a worker"):
         asks()
 
 
-def test_threads_of_a_function_know_its_worker_too(one: ClusterCoordinator) -> None:
+def test_threads_of_function_know_its_worker(one: ClusterCoordinator) -> None:
     def asks() -> int:
         told: list[int] = []
         thread = threading.Thread(target=lambda: told.append(get_current_worker_index()))
@@ -464,7 +454,7 @@ def test_threads_of_a_function_know_its_worker_too(one: ClusterCoordinator) -> N
     assert one.schedule(asks, worker=2).fetch(20) == 2
 
 
-def test_in_a_program_slots_are_threads_that_share_their_workers_resources() -> None:
+def test_thread_slots_share_resources_of_their_worker() -> None:
     with (
         zd.local_cluster(workers=2, slots=3, processes=False) as cluster,
         ClusterCoordinator(cluster) as coordinator,

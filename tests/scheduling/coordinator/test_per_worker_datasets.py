@@ -92,7 +92,7 @@ def test_pass_dataset_to_create_per_worker_dataset(coordinator: ClusterCoordinat
     ],
     ids=["generator", "function of a list", "function of an iterator", "list", "array", "range"],
 )
-def test_whatever_can_be_iterated_can_be_a_dataset(one: ClusterCoordinator, source: Any) -> None:
+def test_iterables_can_be_datasets(one: ClusterCoordinator, source: Any) -> None:
     dataset = one.create_per_worker_dataset(source)
     for _ in range(2):
         assert one.schedule(helpers.elements, (iter(dataset),), worker=1).fetch(20) == [0, 1, 2]
@@ -107,7 +107,7 @@ def test_dataset_partially_created_on_coordinator(one: ClusterCoordinator) -> No
         one.create_per_worker_dataset(lambda: captured.map(lambda x: (x, lock)))
 
 
-def test_the_dataset_is_as_it_was_when_it_was_given(one: ClusterCoordinator) -> None:
+def test_dataset_is_as_at_creation(one: ClusterCoordinator) -> None:
     source = [1, 2, 3]
     dataset = one.create_per_worker_dataset(source)
     source.append(100)
@@ -117,18 +117,18 @@ def test_the_dataset_is_as_it_was_when_it_was_given(one: ClusterCoordinator) -> 
 @pytest.mark.parametrize(
     "source", [3, "abc", {"a": 1}, iter([1]), None], ids=lambda source: type(source).__name__
 )
-def test_anything_else_is_refused(one: ClusterCoordinator, source: Any) -> None:
+def test_dataset_of_other_types_is_refused(one: ClusterCoordinator, source: Any) -> None:
     with pytest.raises(ValueError, match="Unexpected dataset type"):
         one.create_per_worker_dataset(source)
 
 
-def test_a_function_that_needs_parameters_is_refused_at_the_call(one: ClusterCoordinator) -> None:
+def test_dataset_function_with_parameters_is_refused(one: ClusterCoordinator) -> None:
     with pytest.raises(TypeError, match="is called without arguments"):
         one.create_per_worker_dataset(lambda count: data.Dataset.range(count))
     assert one.create_per_worker_dataset(lambda count=3: data.Dataset.range(count)) is not None
 
 
-def test_a_function_that_returns_no_dataset_is_the_error_of_who_uses_it(
+def test_function_without_dataset_fails_its_users(
     one: ClusterCoordinator,
 ) -> None:
     iterator = iter(one.create_per_worker_dataset(helpers.not_a_dataset))
@@ -140,7 +140,7 @@ def test_a_function_that_returns_no_dataset_is_the_error_of_who_uses_it(
     assert isinstance(result.exception(), errors.ClosureInputError)
 
 
-def test_a_dataset_that_captures_much_is_taken_with_a_warning(
+def test_large_captured_dataset_warns(
     one: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(limits, "DEFINITION_BYTES_WARNED", 2**20)
@@ -165,7 +165,7 @@ def test_multiple_datasets(coordinator: ClusterCoordinator) -> None:
     assert coordinator.schedule(helpers.add_firsts, (first, second)).fetch(20) >= 5
 
 
-def test_iterators_are_independent_and_begin_anew(one: ClusterCoordinator) -> None:
+def test_iterators_are_independent(one: ClusterCoordinator) -> None:
     dataset = one.create_per_worker_dataset(data.Dataset.range(10))
     early, late = iter(dataset), iter(dataset)
     asked = [
@@ -175,7 +175,7 @@ def test_iterators_are_independent_and_begin_anew(one: ClusterCoordinator) -> No
     assert one.fetch(asked) == [0, 1, 0, 2]
 
 
-def test_an_iterator_goes_on_where_the_function_before_has_stopped(
+def test_iterator_continues_from_function_to_function(
     coordinator: ClusterCoordinator, three: zd.local_cluster
 ) -> None:
     iterator = iter(coordinator.create_per_worker_dataset(data.Dataset.range(100)))
@@ -194,7 +194,7 @@ def test_an_iterator_goes_on_where_the_function_before_has_stopped(
     )
 
 
-def test_the_end_of_an_iterator_is_out_of_range_for_next_and_the_end_of_a_loop(
+def test_iterator_end_is_out_of_range_error(
     one: ClusterCoordinator,
 ) -> None:
     iterator = iter(one.create_per_worker_dataset(data.Dataset.range(2)))
@@ -206,7 +206,7 @@ def test_the_end_of_an_iterator_is_out_of_range_for_next_and_the_end_of_a_loop(
     one.join()
 
 
-def test_an_iterator_gives_nothing_on_the_coordinator(one: ClusterCoordinator) -> None:
+def test_iterator_has_no_elements_on_coordinator(one: ClusterCoordinator) -> None:
     iterator = iter(one.create_per_worker_dataset(data.Dataset.range(2)))
     assert isinstance(iterator, PerWorkerValues)
     assert len(iterator) == WORKERS
@@ -218,7 +218,7 @@ def test_an_iterator_gives_nothing_on_the_coordinator(one: ClusterCoordinator) -
         list(iterator)
 
 
-def test_a_dataset_is_not_iterated_in_a_function(one: ClusterCoordinator) -> None:
+def test_dataset_cannot_be_iterated_in_function(one: ClusterCoordinator) -> None:
     dataset = one.create_per_worker_dataset(data.Dataset.range(2))
     for step in (lambda: next(iter(dataset)), lambda each=dataset: next(iter(each))):
         with pytest.raises(RuntimeError, match="cannot iterate over a per-worker dataset"):
@@ -227,7 +227,7 @@ def test_a_dataset_is_not_iterated_in_a_function(one: ClusterCoordinator) -> Non
             one.join()
 
 
-def test_an_iterator_stays_with_its_worker(one: ClusterCoordinator) -> None:
+def test_iterator_cannot_be_returned(one: ClusterCoordinator) -> None:
     iterator = iter(one.create_per_worker_dataset(data.Dataset.range(2)))
     with pytest.raises(errors.InvalidArgumentError, match="return its elements"):
         one.schedule(helpers.identity, (iterator,)).fetch(20)
@@ -261,7 +261,7 @@ def test_repeated_iterator_creation(coordinator: ClusterCoordinator) -> None:
     )
 
 
-def test_a_dataset_function_is_called_once_for_each_worker_and_iterator(
+def test_dataset_function_is_called_once_per_iterator(
     one: ClusterCoordinator, tmp_path: Path
 ) -> None:
     def dataset_fn() -> Any:
@@ -291,12 +291,12 @@ def test_per_worker_dataset_build(one: ClusterCoordinator, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_element_spec_is_that_of_the_dataset(one: ClusterCoordinator, kind: str) -> None:
+def test_element_spec_is_that_of_dataset(one: ClusterCoordinator, kind: str) -> None:
     dataset = one.create_per_worker_dataset(given(kind, helpers.one_to_two))
     assert dataset.element_spec == TensorSpec((), np.int64)
 
 
-def test_without_a_dataset_there_is_no_element_spec(one: ClusterCoordinator) -> None:
+def test_element_spec_needs_dataset(one: ClusterCoordinator) -> None:
     for source in ([1, 2], helpers.generated):
         with pytest.raises(NotImplementedError, match="no spec"):
             _ = one.create_per_worker_dataset(source).element_spec
@@ -310,7 +310,7 @@ def test_without_a_dataset_there_is_no_element_spec(one: ClusterCoordinator) -> 
     [data.Dataset.range(23), list(range(23)), helpers.generated],
     ids=["dataset", "list", "generator"],
 )
-def test_with_shard_each_element_comes_once(coordinator: ClusterCoordinator, source: Any) -> None:
+def test_shards_have_each_element_once(coordinator: ClusterCoordinator, source: Any) -> None:
     iterator = iter(coordinator.create_per_worker_dataset(source, shard=True))
     shares = [
         coordinator.schedule(helpers.elements, (iterator,), worker=index)
@@ -332,9 +332,7 @@ def test_with_shard_each_element_comes_once(coordinator: ClusterCoordinator, sou
     ],
     ids=["shuffle", "shuffle in a function", "map in any order", "the same object each time"],
 )
-def test_with_shard_the_workers_count_one_order(
-    coordinator: ClusterCoordinator, source: Any
-) -> None:
+def test_shards_share_one_order(coordinator: ClusterCoordinator, source: Any) -> None:
     dataset = coordinator.create_per_worker_dataset(source, shard=True)
     for _ in range(2):
         iterator = iter(dataset)

@@ -24,7 +24,7 @@ from zmqdist.limits import ATTEMPTS_MAX
 
 
 @ask_each_way
-def test_when_it_raises_running_slots_have_been_cut_off_and_what_waited_never_began(
+def test_raised_error_follows_end_of_all_running_work(
     in_processes: ClusterCoordinator, tmp_path: Path, ask: Callable[[ClusterCoordinator], Any]
 ) -> None:
     bad = in_processes.schedule(fails_when_told, (tmp_path, First))
@@ -45,7 +45,7 @@ def test_when_it_raises_running_slots_have_been_cut_off_and_what_waited_never_be
     assert works_on(in_processes)
 
 
-def test_a_round_that_ends_cancels_who_waits_for_an_input(
+def test_ended_round_cancels_work_waiting_for_input(
     in_processes: ClusterCoordinator, tmp_path: Path
 ) -> None:
     first = in_processes.schedule(waits, (tmp_path,))
@@ -61,7 +61,7 @@ def test_a_round_that_ends_cancels_who_waits_for_an_input(
     assert in_processes.schedule(len, ("x",)).fetch(20) == 1
 
 
-def test_deaths_of_workers_do_not_count_as_retries(
+def test_slot_deaths_do_not_count_as_retries(
     in_processes: ClusterCoordinator, tmp_path: Path
 ) -> None:
     value = in_processes.schedule(lambda: os.kill(os.getpid(), signal.SIGKILL), retries=5)
@@ -71,12 +71,12 @@ def test_deaths_of_workers_do_not_count_as_retries(
         in_processes.join(20)
 
 
-def test_a_call_of_run_that_ends_its_process_begins_again(in_processes: ClusterCoordinator) -> None:
+def test_run_call_that_ends_its_process_is_repeated(in_processes: ClusterCoordinator) -> None:
     with pytest.raises(errors.WorkerLost, match=f"at worker:0 was started {ATTEMPTS_MAX} times"):
         in_processes.run(os._exit, 3)
 
 
-def test_a_running_function_is_cut_off_at_its_time(
+def test_running_function_is_cut_off_at_its_time_out(
     in_processes: ClusterCoordinator, tmp_path: Path
 ) -> None:
     value = in_processes.schedule(waits, (tmp_path,), timeout=0.5)
@@ -90,7 +90,7 @@ def test_a_running_function_is_cut_off_at_its_time(
     assert in_processes.schedule(int).fetch(20) == 0
 
 
-def test_a_frozen_result_is_read_only_wherever_it_is_used(in_processes: ClusterCoordinator) -> None:
+def test_frozen_result_is_read_only(in_processes: ClusterCoordinator) -> None:
     value = schedule_kept(in_processes, lambda: zd.freeze(np.ones(KEPT_BYTES, np.uint8)))
     assert in_processes.schedule(lambda a: (a.flags.writeable, sum_of(a)), (value,)).fetch(20) == (
         False,

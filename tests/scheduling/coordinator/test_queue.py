@@ -96,9 +96,7 @@ def test_process_at_least_once(queue: ClusterCoordinator, tmp_path: Path) -> Non
     assert all(starts(tmp_path, str(i)) for i in range(5))
 
 
-def test_wait_raises_the_error_after_mark_failure(
-    queue: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_join_that_waits_raises_later_error(queue: ClusterCoordinator, tmp_path: Path) -> None:
     queue.schedule(fails_when_told, (tmp_path,))
     until(lambda: begun(tmp_path))
     thread, raised = in_thread(queue.join)
@@ -112,7 +110,7 @@ def test_wait_raises_the_error_after_mark_failure(
 @pytest.mark.parametrize(
     "ask", [lambda queue: queue.schedule(int), ClusterCoordinator.join], ids=["put", "wait"]
 )
-def test_put_and_wait_do_not_return_before_what_is_in_flight_has_ended(
+def test_schedule_and_join_return_after_running_work(
     queue: ClusterCoordinator, tmp_path: Path, ask: Callable[[ClusterCoordinator], Any]
 ) -> None:
     """testWaitRaiseErrorAfterCancelClosure, testPutRaiseErrorAfterCancelClosure: the second error
@@ -172,7 +170,7 @@ def test_put_and_get_with_tag(queue: ClusterCoordinator, tmp_path: Path) -> None
     assert pending.fetch(20) == ["x", "x"]
 
 
-def test_work_apart_goes_on_while_a_round_ends(queue: ClusterCoordinator, tmp_path: Path) -> None:
+def test_detached_work_outlives_its_round(queue: ClusterCoordinator, tmp_path: Path) -> None:
     """R-4: its cancellation is separate."""
     value = queue.create_per_worker_resource(waits_on_the_first, (tmp_path,))[0]
     until(lambda: begun(tmp_path))
@@ -196,9 +194,7 @@ def fill(queue: ClusterCoordinator, full: threading.Event) -> list[RemoteValue]:
     return values
 
 
-def test_q2_a_full_queue_behind_a_stuck_worker_does_not_hide_an_error(
-    queue: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_full_queue_does_not_hide_error(queue: ClusterCoordinator, tmp_path: Path) -> None:
     for name in ("stuck", "bad"):
         (tmp_path / name).mkdir()
     stuck = queue.schedule(waits, (tmp_path / "stuck",), worker=0)
@@ -213,9 +209,7 @@ def test_q2_a_full_queue_behind_a_stuck_worker_does_not_hide_an_error(
     check_usable(queue)
 
 
-def test_q7_what_is_put_back_never_waits_for_room(
-    queue: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_returned_work_never_waits_for_room(queue: ClusterCoordinator, tmp_path: Path) -> None:
     """The queue is full, and the one worker that could make room has to put back what it runs."""
     first = queue.schedule(dies_when_told, (tmp_path,), worker=0)
     until(lambda: begun(tmp_path))
@@ -237,7 +231,7 @@ def dies_when_told(folder: Path) -> str:
     return dies_first(folder, "x", 1, exits)
 
 
-def test_q9_what_a_cancelled_round_returns_late_is_nobodys(
+def test_late_result_of_cancelled_round_is_dropped(
     queue: ClusterCoordinator, tmp_path: Path
 ) -> None:
     """The same function, scheduled again in the next round, gives the next round's result, and the

@@ -67,7 +67,7 @@ def small_ones(number: int) -> bytes:
 @pytest.mark.parametrize(
     ("make", "size"), [(array_of, MIB), (small_ones, 60_000)], ids=["large", "small"]
 )
-def test_schedule_blocks_at_the_bound_and_goes_on_when_work_has_ended(
+def test_schedule_blocks_at_bound_until_work_ends(
     bounded: ClusterCoordinator, tmp_path: Path, make: Callable[[int], Any], size: int
 ) -> None:
     values: list[RemoteValue] = []
@@ -90,7 +90,7 @@ def test_schedule_blocks_at_the_bound_and_goes_on_when_work_has_ended(
     assert bounded.snapshot().queue_bytes == 0
 
 
-def test_a_coordinator_of_processes_is_never_above_its_bound(
+def test_queue_bytes_stay_within_bound(
     in_processes_bounded: ClusterCoordinator,
 ) -> None:
     seen = []
@@ -108,9 +108,7 @@ def test_a_coordinator_of_processes_is_never_above_its_bound(
     )
 
 
-def test_what_is_larger_than_the_whole_bound_goes_alone(
-    bounded: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_work_above_bound_is_scheduled_alone(bounded: ClusterCoordinator, tmp_path: Path) -> None:
     first = bounded.schedule(waits_with, (array_of(0), tmp_path))
     thread, came = in_thread(lambda: bounded.schedule(length, (array_of(1, 2 * BOUND),)))
     until(lambda: is_full(bounded))
@@ -122,9 +120,7 @@ def test_what_is_larger_than_the_whole_bound_goes_alone(
 
 
 @pytest.mark.parametrize("how", ["argument", "captured", "map"])
-def test_what_pieces_of_work_share_counts_once(
-    bounded: ClusterCoordinator, tmp_path: Path, how: str
-) -> None:
+def test_shared_parts_count_once(bounded: ClusterCoordinator, tmp_path: Path, how: str) -> None:
     shared = array_of(0, 2 * MIB)
     if how == "map":
         values = bounded.map(lambda number: waits_with(shared, tmp_path), range(20))
@@ -140,7 +136,7 @@ def test_what_pieces_of_work_share_counts_once(
 @pytest.mark.parametrize(
     "options", [{"retries": 1}, {"timeout": 60}, {"keep": True}, {"lineage": True}, {"worker": 0}]
 )
-def test_work_with_options_counts_until_it_has_ended(
+def test_work_with_options_counts(
     bounded: ClusterCoordinator, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     value = bounded.schedule(waits_with, (array_of(0, 2 * MIB), tmp_path), **options)
@@ -154,7 +150,7 @@ def test_work_with_options_counts_until_it_has_ended(
     until(lambda: bounded.snapshot().queue_bytes == 0)
 
 
-def test_what_a_lineage_remembers_does_not_block(bounded: ClusterCoordinator) -> None:
+def test_lineage_does_not_count(bounded: ClusterCoordinator) -> None:
     made = [
         bounded.schedule(length, (array_of(number, 2 * MIB),), lineage=True) for number in range(6)
     ]
@@ -162,7 +158,7 @@ def test_what_a_lineage_remembers_does_not_block(bounded: ClusterCoordinator) ->
     assert bounded.snapshot().held.bytes >= 12 * MIB
 
 
-def test_work_that_waits_for_its_inputs_counts(bounded: ClusterCoordinator, tmp_path: Path) -> None:
+def test_work_waiting_for_inputs_counts(bounded: ClusterCoordinator, tmp_path: Path) -> None:
     first = bounded.schedule(waits, (tmp_path,))
     until(lambda: begun(tmp_path))
     second = bounded.schedule(lambda name, given: name, (first, array_of(0, 2 * MIB)))
@@ -175,7 +171,9 @@ def test_work_that_waits_for_its_inputs_counts(bounded: ClusterCoordinator, tmp_
     assert [second.get(20), came[0].get(20)] == ["x", "x"]
 
 
-def test_an_error_is_raised_instead_of_waiting(bounded: ClusterCoordinator, tmp_path: Path) -> None:
+def test_schedule_raises_error_instead_of_waiting_for_room(
+    bounded: ClusterCoordinator, tmp_path: Path
+) -> None:
     stuck = bounded.schedule(waits_with, (array_of(0, 2 * MIB), tmp_path))
     until(lambda: begun(tmp_path))
     thread, came = in_thread(lambda: bounded.schedule(length, (array_of(1, 2 * MIB),)))
@@ -190,9 +188,7 @@ def test_an_error_is_raised_instead_of_waiting(bounded: ClusterCoordinator, tmp_
     assert bounded.snapshot().queue_bytes == 0
 
 
-def test_a_coordinator_that_is_closed_ends_who_waits(
-    threads: zd.local_cluster, tmp_path: Path
-) -> None:
+def test_close_ends_wait_for_room(threads: zd.local_cluster, tmp_path: Path) -> None:
     with ClusterCoordinator(threads, queue_bytes_max=BOUND, cancel_grace_s=0.2) as coordinator:
         coordinator.schedule(waits_with, (array_of(0, 2 * MIB), tmp_path))
         until(lambda: begun(tmp_path))
@@ -203,7 +199,7 @@ def test_a_coordinator_that_is_closed_ends_who_waits(
     assert coordinator.snapshot().queue_bytes == 0
 
 
-def test_it_is_told_once_that_workers_are_idle_because_of_the_bound(
+def test_idle_workers_at_bound_are_warned_about_once(
     bounded: ClusterCoordinator, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert len(bounded.workers()) == 3
@@ -224,7 +220,7 @@ def test_it_is_told_once_that_workers_are_idle_because_of_the_bound(
     assert "queue_bytes_max is 3145728" in told[0]
 
 
-def test_without_a_bound_schedule_never_waits_and_this_is_warned_of(
+def test_bound_of_zero_warns_and_never_blocks(
     threads: zd.local_cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ClusterCoordinator(threads, queue_bytes_max=0, cancel_grace_s=0.2) as coordinator:
@@ -236,16 +232,14 @@ def test_without_a_bound_schedule_never_waits_and_this_is_warned_of(
         assert coordinator.fetch(values) == [str(number) for number in range(8)]
 
 
-def test_a_bound_below_0_is_refused(threads: zd.local_cluster) -> None:
+def test_negative_bound_is_refused(threads: zd.local_cluster) -> None:
     with pytest.raises(
         ValueError, match="queue_bytes_max is -1, wants 1 or more bytes, or 0 for no bound"
     ):
         ClusterCoordinator(threads, queue_bytes_max=-1)
 
 
-def test_without_a_word_the_bound_is_a_quarter_of_the_memory(
-    in_threads: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_default_bound_is_quarter_of_memory(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     """A program that is not told of it does not notice: a hundred megabytes ahead of the workers
     are nothing."""
     assert usable_bytes() // 4 > 128 * MIB
@@ -258,7 +252,7 @@ def test_without_a_word_the_bound_is_a_quarter_of_the_memory(
     assert in_threads.fetch(values) == [str(number) for number in range(25)]
 
 
-def test_an_executor_is_bounded_too(threads: zd.local_cluster, tmp_path: Path) -> None:
+def test_executor_is_bounded(threads: zd.local_cluster, tmp_path: Path) -> None:
     with zd.Executor(threads, queue_bytes_max=BOUND) as executor:
         submitted: list[Any] = []
 
@@ -298,7 +292,7 @@ SIZES = {1: 100, 2: 50}
         (0, [(10**9, [])], 10**9, [1], True),
     ],
 )
-def test_what_fits(
+def test_bounds_admit_what_fits(
     bytes_max: int, before: list[tuple[int, list[int]]], nbytes: int, parts: list[int], fits: bool
 ) -> None:
     count = QueueBounds(10, bytes_max, SIZES.__getitem__)
@@ -307,7 +301,7 @@ def test_what_fits(
     assert count.fits(nbytes, parts) is fits
 
 
-def test_the_count_is_that_of_what_has_not_ended() -> None:
+def test_count_is_that_of_unfinished_work() -> None:
     count = QueueBounds(10, 1000, SIZES.__getitem__)
     one, other, small = Extra(), Extra(), Extra()
     count.begin(one, 300, [1])

@@ -55,9 +55,7 @@ def coordinator(either: ClusterCoordinator) -> ClusterCoordinator:
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_the_result_is_what_the_function_returned_type_for_type(
-    in_processes: ClusterCoordinator, value: Any
-) -> None:
+def test_result_keeps_type_and_value(in_processes: ClusterCoordinator, value: Any) -> None:
     got = in_processes.schedule(lambda: value).fetch(20)
     assert type(got) is type(value)
     assert got == value
@@ -75,7 +73,7 @@ def test_arrays_keep_dtype_and_shape_and_are_writable(
     assert got.flags.writeable
 
 
-def test_an_object_array_travels_as_its_objects(in_processes: ClusterCoordinator) -> None:
+def test_object_array_keeps_its_objects(in_processes: ClusterCoordinator) -> None:
     got = in_processes.schedule(lambda: np.array([{"a": 1}, None, [2]], dtype=object)).fetch(20)
     assert got.dtype == object
     assert list(got) == [{"a": 1}, None, [2]]
@@ -135,7 +133,7 @@ HOLDERS: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize("number", range(len(HOLDERS)))
-def test_fetch_replaces_remote_values_wherever_they_are(
+def test_fetch_replaces_remote_values_in_structures(
     in_threads: ClusterCoordinator, number: int
 ) -> None:
     holder, expected = HOLDERS[number]
@@ -157,7 +155,7 @@ def test_fetch_replaces_remote_values_wherever_they_are(
         (lambda v: functools.partial(abs, v), r"args\[0\] of a functools.partial"),
     ],
 )
-def test_fetch_refuses_an_object_in_which_it_would_leave_a_remote_value(
+def test_fetch_refuses_opaque_holder_of_remote_value(
     in_threads: ClusterCoordinator, holder: Any, place: str
 ) -> None:
     with pytest.raises(
@@ -167,13 +165,15 @@ def test_fetch_refuses_an_object_in_which_it_would_leave_a_remote_value(
         in_threads.fetch(holder(in_threads.schedule(abs, (-3,))))
 
 
-def test_fetch_and_get_give_the_same_object_each_time(in_threads: ClusterCoordinator) -> None:
+def test_fetch_and_get_return_same_object_each_time(in_threads: ClusterCoordinator) -> None:
     value = in_threads.schedule(lambda: [np.ones(3)])
     assert value.fetch(20) is value.get()
     assert value.get() is value.get()
 
 
-def test_four_threads_can_fetch_one_value(in_processes: ClusterCoordinator, tmp_path: Path) -> None:
+def test_value_can_be_fetched_by_several_threads(
+    in_processes: ClusterCoordinator, tmp_path: Path
+) -> None:
     value = in_processes.schedule(waits, (tmp_path,))
     got: list[Any] = []
     fetchers = [threading.Thread(target=lambda: got.append(value.fetch(20))) for _ in range(4)]
@@ -208,7 +208,7 @@ def clear(coordinator: ClusterCoordinator, kind: type[BaseException]) -> None:
         coordinator.join(20)
 
 
-def test_an_error_keeps_its_class_on_every_call_with_the_remote_traceback(
+def test_error_keeps_class_and_traceback(
     in_processes: ClusterCoordinator,
 ) -> None:
     value = in_processes.schedule(breaks)
@@ -223,7 +223,7 @@ def test_an_error_keeps_its_class_on_every_call_with_the_remote_traceback(
         value.get()
 
 
-def test_each_error_is_a_fresh_copy_whose_traceback_does_not_grow(
+def test_raised_errors_are_copies_with_short_tracebacks(
     in_threads: ClusterCoordinator,
 ) -> None:
     value = in_threads.schedule(breaks)
@@ -275,7 +275,7 @@ ENDS: list[tuple[Any, type[BaseException], str]] = [
 
 @pytest.mark.parametrize(("fn", "kind", "told"), ENDS, ids=[fn.__name__ for fn, _, _ in ENDS])
 @in_both
-def test_an_error_that_cannot_be_raised_here_as_it_was_says_what_it_was(
+def test_unraisable_error_is_replaced_with_its_text(
     coordinator: ClusterCoordinator, fn: Any, kind: type[BaseException], told: str
 ) -> None:
     value = coordinator.schedule(fn)
@@ -287,7 +287,7 @@ def test_an_error_that_cannot_be_raised_here_as_it_was_says_what_it_was(
     assert coordinator.schedule(int).get(20) == 0
 
 
-def test_a_result_that_cannot_be_unpickled_here_is_an_error_of_get(
+def test_result_unpicklable_in_program_fails_get(
     in_processes: ClusterCoordinator,
 ) -> None:
     value = in_processes.schedule(lambda: Hostile())
@@ -308,9 +308,7 @@ def refuses() -> None:
 # -- waiting ---------------------------------------------------------------------------------------
 
 
-def test_a_time_out_leaves_the_value_usable(
-    in_processes: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_value_is_usable_after_time_out(in_processes: ClusterCoordinator, tmp_path: Path) -> None:
     value = in_processes.schedule(waits, (tmp_path,))
     for ask in (value.get, value.fetch, value.exception):
         with pytest.raises(
@@ -327,9 +325,7 @@ def test_a_time_out_leaves_the_value_usable(
     assert value.exception() is None
 
 
-def test_repr_tells_the_function_and_how_it_stands(
-    in_threads: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_repr_has_function_and_status(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     value = in_threads.schedule(waits, (tmp_path,))
     assert repr(value) == "<RemoteValue of tests.scheduling.work.waits: pending>"
     go(tmp_path)
@@ -337,7 +333,7 @@ def test_repr_tells_the_function_and_how_it_stands(
     assert repr(value).endswith(": ready>")
 
 
-def test_a_value_can_be_awaited(in_threads: ClusterCoordinator) -> None:
+def test_value_can_be_awaited(in_threads: ClusterCoordinator) -> None:
     async def main() -> list[Any]:
         ready = in_threads.schedule(int, ("3",))
         ready.get(20)
@@ -350,7 +346,7 @@ def test_a_value_can_be_awaited(in_threads: ClusterCoordinator) -> None:
     assert asyncio.run(main()) == [1, 2, 3]
 
 
-def test_awaiting_raises_what_the_function_raised(in_threads: ClusterCoordinator) -> None:
+def test_await_raises_error_of_function(in_threads: ClusterCoordinator) -> None:
     async def main() -> None:
         await in_threads.schedule(breaks)
 
@@ -359,7 +355,7 @@ def test_awaiting_raises_what_the_function_raised(in_threads: ClusterCoordinator
     clear(in_threads, Broke)
 
 
-def test_a_large_result_that_nobody_can_read_is_not_fetched(
+def test_large_result_of_dropped_value_is_not_fetched(
     in_processes: ClusterCoordinator, tmp_path: Path
 ) -> None:
     def large() -> Any:
@@ -380,7 +376,7 @@ def test_a_large_result_that_nobody_can_read_is_not_fetched(
 # -- cancel ----------------------------------------------------------------------------------------
 
 
-def test_a_queued_function_that_is_cancelled_never_starts(
+def test_cancelled_queued_work_never_starts(
     in_processes: ClusterCoordinator, tmp_path: Path
 ) -> None:
     running = [in_processes.schedule(waits, (tmp_path, f"running{i}")) for i in range(2)]
@@ -398,7 +394,7 @@ def test_a_queued_function_that_is_cancelled_never_starts(
     assert not running[0].cancel()
 
 
-def test_a_running_function_is_cut_off_after_the_grace(
+def test_cancelled_running_function_is_cut_off_after_grace(
     in_processes: ClusterCoordinator, tmp_path: Path
 ) -> None:
     value = in_processes.schedule(writes, (tmp_path,))
@@ -413,7 +409,7 @@ def test_a_running_function_is_cut_off_after_the_grace(
 
 
 @in_both
-def test_a_running_function_can_see_that_it_was_cancelled_and_what_it_returns_is_dropped(
+def test_cancelled_running_function_can_see_it(
     coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
     value = coordinator.schedule(waits, (tmp_path,))
@@ -428,7 +424,7 @@ def test_a_running_function_can_see_that_it_was_cancelled_and_what_it_returns_is
 # -- callbacks -------------------------------------------------------------------------------------
 
 
-def test_callbacks_run_in_order_and_one_that_fails_is_logged(
+def test_callbacks_run_in_order_and_failures_are_logged(
     in_threads: ClusterCoordinator, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     value = in_threads.schedule(waits, (tmp_path,))
@@ -451,7 +447,7 @@ def test_callbacks_run_in_order_and_one_that_fails_is_logged(
     until(lambda: called[-1] == (3, "x"))
 
 
-def test_a_callback_is_called_although_its_value_was_dropped(
+def test_callback_of_dropped_value_is_called(
     in_threads: ClusterCoordinator, tmp_path: Path
 ) -> None:
     called: list[Any] = []
@@ -463,7 +459,7 @@ def test_a_callback_is_called_although_its_value_was_dropped(
     until(lambda: called == ["x"])
 
 
-def test_callbacks_learn_of_errors_and_of_the_coordinators_end(
+def test_callbacks_are_called_for_errors_and_close(
     threads: zd.local_cluster, tmp_path: Path
 ) -> None:
     called: list[Any] = []

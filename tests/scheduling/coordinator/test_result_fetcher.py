@@ -68,7 +68,7 @@ def freed(_: Reference) -> list[Any]:
     raise errors.NotFoundError(None, None, "it was freed")
 
 
-def test_results_whose_holders_have_let_go_do_not_hold_up_others(make: Make) -> None:
+def test_freed_results_do_not_delay_others(make: Make) -> None:
     """As after the coordinator was stopped for longer than a lease: what it had begun to fetch was
     freed everywhere."""
     asked = make(lambda reference: freed(reference) if reference.store <= 20 else [b""])
@@ -78,7 +78,7 @@ def test_results_whose_holders_have_let_go_do_not_hold_up_others(make: Make) -> 
     assert not asked.failed
 
 
-def test_a_result_that_nothing_waits_for_any_more_is_not_asked_for(make: Make) -> None:
+def test_unwanted_result_is_not_fetched(make: Make) -> None:
     holders: list[int] = []
     asked = make(lambda reference: [holders.append(reference.store)])
     asked.wanted = {2}
@@ -89,9 +89,7 @@ def test_a_result_that_nothing_waits_for_any_more_is_not_asked_for(make: Make) -
     assert not asked.failed
 
 
-def test_a_fetch_is_tried_again_until_its_patience_is_used_up(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fetch_repeats_until_patience_ends(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(result_fetcher, "AGAIN_S", 0.01)
     monkeypatch.setattr(result_fetcher, "PATIENCE_S", 0.05)
     tries: list[int] = []
@@ -111,7 +109,7 @@ def test_a_fetch_is_tried_again_until_its_patience_is_used_up(
     assert 2 <= tries.count(1) <= 5
 
 
-def test_the_time_for_which_the_process_was_stopped_does_not_count_as_patience(
+def test_patience_does_not_count_time_of_stopped_process(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock goes on meanwhile: the first try after it is not the last one."""
@@ -133,7 +131,7 @@ def test_the_time_for_which_the_process_was_stopped_does_not_count_as_patience(
     assert not asked.failed
 
 
-def test_whatever_a_fetch_raises_is_the_end_of_its_work_alone(make: Make) -> None:
+def test_error_of_fetch_ends_its_work_only(make: Make) -> None:
     def holders(reference: Reference) -> list[Any]:
         if reference.store <= 2:
             raise SystemExit("enough")
@@ -148,7 +146,7 @@ def test_whatever_a_fetch_raises_is_the_end_of_its_work_alone(make: Make) -> Non
     ]
 
 
-def test_without_any_thread_a_result_is_unreachable_and_the_next_one_tries_again(
+def test_result_is_unreachable_if_no_thread_starts(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = make(lambda _: [b""])

@@ -77,7 +77,7 @@ def raised(ask: Callable[[], Any], within_s: float = 20.0) -> BaseException:
     return found[0]
 
 
-def test_join_with_nothing_scheduled_returns_at_once(coordinator: ClusterCoordinator) -> None:
+def test_join_without_work_returns_at_once(coordinator: ClusterCoordinator) -> None:
     coordinator.join()
     coordinator.join(0)
     assert coordinator.done()
@@ -102,7 +102,7 @@ def test_done_does_not_wait(coordinator: ClusterCoordinator, tmp_path: Path) -> 
     until(coordinator.done)
 
 
-def test_join_raises_the_error_and_the_next_join_is_clean(coordinator: ClusterCoordinator) -> None:
+def test_join_raises_error_once(coordinator: ClusterCoordinator) -> None:
     for _ in range(2):
         good = [coordinator.schedule(int) for _ in range(3)]
         bad = coordinator.schedule(fails)
@@ -118,14 +118,14 @@ def test_join_raises_the_error_and_the_next_join_is_clean(coordinator: ClusterCo
     assert works_on(coordinator)
 
 
-def test_going_on_to_schedule_raises_in_the_end(coordinator: ClusterCoordinator) -> None:
+def test_schedule_raises_earlier_error_in_the_end(coordinator: ClusterCoordinator) -> None:
     coordinator.schedule(fails)
     assert isinstance(raised(lambda: coordinator.schedule(int)), First)
     coordinator.join(20)
     assert works_on(coordinator)
 
 
-def test_going_on_to_schedule_what_fails_raises_one_error_and_join_is_clean(
+def test_schedule_of_failing_functions_raises_one_error(
     coordinator: ClusterCoordinator,
 ) -> None:
     assert isinstance(raised(lambda: coordinator.schedule(fails)), First)
@@ -134,7 +134,7 @@ def test_going_on_to_schedule_what_fails_raises_one_error_and_join_is_clean(
 
 
 @ask_each_way
-def test_the_first_error_is_raised_and_later_ones_are_not(
+def test_first_error_of_round_is_raised(
     in_threads: ClusterCoordinator, tmp_path: Path, ask: Callable[[ClusterCoordinator], Any]
 ) -> None:
     for name in "12":
@@ -152,7 +152,7 @@ def test_the_first_error_is_raised_and_later_ones_are_not(
     assert works_on(in_threads)
 
 
-def test_a_failure_alone_stops_nothing(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_failure_alone_stops_no_other_work(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     bad = in_threads.schedule(fails_when_told, (tmp_path, First))
     others = [in_threads.schedule(counts, (tmp_path, str(i))) for i in range(20)]
     go(tmp_path)
@@ -162,7 +162,7 @@ def test_a_failure_alone_stops_nothing(in_threads: ClusterCoordinator, tmp_path:
         in_threads.join()
 
 
-def test_where_slots_are_threads_join_waits_for_what_runs(
+def test_join_waits_for_running_functions_in_threads(
     in_threads: ClusterCoordinator, tmp_path: Path
 ) -> None:
     """And tells it that it may end: `waits` asks `zmqdist.cancelled()`."""
@@ -177,7 +177,7 @@ def test_where_slots_are_threads_join_waits_for_what_runs(
     assert works_on(in_threads)
 
 
-def test_schedule_that_raises_has_scheduled_nothing(
+def test_schedule_that_raises_schedules_nothing(
     in_threads: ClusterCoordinator, tmp_path: Path
 ) -> None:
     until(in_threads.schedule(fails).done)
@@ -187,7 +187,7 @@ def test_schedule_that_raises_has_scheduled_nothing(
     assert starts(tmp_path, "never") == 0
 
 
-def test_a_time_out_of_join_says_how_much_is_left_and_stops_nothing(
+def test_join_time_out_counts_unfinished_and_stops_nothing(
     in_threads: ClusterCoordinator, tmp_path: Path
 ) -> None:
     values = [in_threads.schedule(waits, (tmp_path, str(i))) for i in range(4)]
@@ -199,7 +199,7 @@ def test_a_time_out_of_join_says_how_much_is_left_and_stops_nothing(
     assert in_threads.fetch(values) == ["0", "1", "2", "3"]
 
 
-def test_only_one_of_several_threads_gets_the_error(in_threads: ClusterCoordinator) -> None:
+def test_error_is_raised_in_one_of_several_threads(in_threads: ClusterCoordinator) -> None:
     in_threads.schedule(fails).exception(20)
     outcomes: list[Any] = []
     barrier = threading.Barrier(4)
@@ -224,7 +224,7 @@ def test_only_one_of_several_threads_gets_the_error(in_threads: ClusterCoordinat
     ]
 
 
-def test_schedule_waits_while_another_thread_joins_and_done_does_not(
+def test_schedule_waits_while_another_thread_joins(
     in_threads: ClusterCoordinator, tmp_path: Path
 ) -> None:
     in_threads.schedule(waits, (tmp_path,))
@@ -248,7 +248,7 @@ def test_schedule_waits_while_another_thread_joins_and_done_does_not(
     assert order == ["later"]
 
 
-def test_a_full_queue_blocks_schedule_until_a_worker_takes_one(tmp_path: Path) -> None:
+def test_full_queue_blocks_schedule(tmp_path: Path) -> None:
     with (
         zd.local_cluster(workers=1, processes=False) as cluster,
         ClusterCoordinator(cluster, queue_max=2) as coordinator,
@@ -274,7 +274,7 @@ def test_a_full_queue_blocks_schedule_until_a_worker_takes_one(tmp_path: Path) -
         assert coordinator.fetch(values) == [str(i) for i in range(8)]
 
 
-def test_join_waits_no_longer_than_its_time_for_a_function_that_does_not_end_after_an_error(
+def test_join_after_error_waits_no_longer_than_its_time(
     in_threads: ClusterCoordinator, tmp_path: Path
 ) -> None:
     holding, held = _held[str(tmp_path)] = threading.Event(), threading.Event()
@@ -290,9 +290,7 @@ def test_join_waits_no_longer_than_its_time_for_a_function_that_does_not_end_aft
     assert in_threads.schedule(int).fetch(20) == 0
 
 
-def test_a_round_whose_end_is_asked_for_again_while_it_ends_takes_no_other_round_with_it(
-    in_threads: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_repeated_join_ends_only_its_round(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     for turn in range(100):
         key = str(tmp_path / str(turn))
         holding, held = _held[key] = threading.Event(), threading.Event()
@@ -309,7 +307,7 @@ def test_a_round_whose_end_is_asked_for_again_while_it_ends_takes_no_other_round
         assert in_threads.schedule(int).fetch(20) == 0
 
 
-def test_what_was_scheduled_while_a_round_ended_has_ended_when_join_raises(
+def test_work_scheduled_during_round_end_ends_before_join(
     in_threads: ClusterCoordinator, tmp_path: Path
 ) -> None:
     for turn in range(100):

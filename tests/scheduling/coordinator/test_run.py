@@ -26,9 +26,7 @@ def fails_on(index: int, *others: int) -> int:
     return here
 
 
-def test_each_worker_calls_the_function_once(
-    in_threads: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_function_is_called_once_per_worker(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     def mark(folder: Path, *, fn: str, worker: str) -> int:
         (folder / f"{fn}-{get_current_worker_index()}-{os.urandom(4).hex()}").touch()
         return get_current_worker_index()
@@ -43,7 +41,7 @@ def test_each_worker_calls_the_function_once(
     ]
 
 
-def test_errors_come_by_worker_once_all_have_ended(in_threads: ClusterCoordinator) -> None:
+def test_errors_of_run_are_by_worker(in_threads: ClusterCoordinator) -> None:
     with pytest.raises(ValueError, match="no disk at 1") as told:
         in_threads.run(fails_on, 1, 2)
     failures: dict[str, BaseException] = told.value.failures  # type: ignore[attr-defined]
@@ -56,7 +54,7 @@ def test_errors_come_by_worker_once_all_have_ended(in_threads: ClusterCoordinato
     assert in_threads.submit(int).result(20) == 0
 
 
-def test_it_waits_for_no_other_work_of_the_program(tmp_path: Path) -> None:
+def test_run_waits_for_no_other_work(tmp_path: Path) -> None:
     with (
         zd.local_cluster(1, slots=2, processes=False) as cluster,
         ClusterCoordinator(cluster) as coordinator,
@@ -68,7 +66,7 @@ def test_it_waits_for_no_other_work_of_the_program(tmp_path: Path) -> None:
         go(tmp_path)
 
 
-def test_kept_values_may_be_arguments_and_others_not(in_threads: ClusterCoordinator) -> None:
+def test_kept_values_alone_may_be_arguments(in_threads: ClusterCoordinator) -> None:
     kept = in_threads.options(keep=True).submit(list, "abc")
     kept.exception(20)
     assert in_threads.run(len, kept) == dict.fromkeys(WORKERS, 3)
@@ -79,9 +77,7 @@ def test_kept_values_may_be_arguments_and_others_not(in_threads: ClusterCoordina
     assert in_threads.submit(len, in_threads.submit(list, "ab")).result(20) == 2
 
 
-def test_a_call_that_is_late_is_cancelled_and_told_by_name(
-    in_threads: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_late_call_is_cancelled_and_named(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     hasty = in_threads.options(timeout=0.3, name="probe")
     with pytest.raises(
         errors.DeadlineExceededError, match=r"probe at worker:0 has not ended after 0\.3 s"
@@ -92,7 +88,7 @@ def test_a_call_that_is_late_is_cancelled_and_told_by_name(
     assert in_threads.run(abs, -1) == dict.fromkeys(WORKERS, 1)
 
 
-def test_without_workers_it_says_so() -> None:
+def test_run_without_workers_raises() -> None:
     told = pytest.raises(errors.UnavailableError, match=r"run\(\) found no worker: start one")
     with zd.local_cluster(workers=0) as cluster, ClusterCoordinator(cluster) as coordinator, told:
         coordinator.run(abs, -1)
@@ -107,7 +103,7 @@ def test_options_without_use_are_refused(in_threads: ClusterCoordinator, option:
         in_threads.options(**chosen).run(abs, -1)
 
 
-def test_what_is_no_function_or_cannot_be_pickled_is_refused(
+def test_uncallable_and_unpicklable_are_refused(
     in_threads: ClusterCoordinator,
 ) -> None:
     with pytest.raises(TypeError, match="take a callable, not int"):
@@ -117,7 +113,7 @@ def test_what_is_no_function_or_cannot_be_pickled_is_refused(
     assert in_threads.run(abs, -1) == dict.fromkeys(WORKERS, 1)
 
 
-def test_each_gets_its_own_copy_of_the_arguments(in_threads: ClusterCoordinator) -> None:
+def test_arguments_are_copied_for_workers(in_threads: ClusterCoordinator) -> None:
     given = [1]
     assert in_threads.run(lambda got: got.append(2) or got, given) == {
         worker: [1, 2] for worker in WORKERS
@@ -125,7 +121,7 @@ def test_each_gets_its_own_copy_of_the_arguments(in_threads: ClusterCoordinator)
     assert given == [1]
 
 
-def test_a_full_queue_does_not_hold_it_up(threads: zd.local_cluster, tmp_path: Path) -> None:
+def test_full_queue_does_not_block_run(threads: zd.local_cluster, tmp_path: Path) -> None:
     with ClusterCoordinator(threads, queue_max=1) as coordinator:
         coordinator.submit(waits, tmp_path)
         until(lambda: begun(tmp_path))
@@ -139,7 +135,7 @@ def test_a_full_queue_does_not_hold_it_up(threads: zd.local_cluster, tmp_path: P
         assert found == [dict.fromkeys(WORKERS, 1)]
 
 
-def test_it_ends_when_the_coordinator_is_closed(threads: zd.local_cluster, tmp_path: Path) -> None:
+def test_close_ends_run(threads: zd.local_cluster, tmp_path: Path) -> None:
     with ClusterCoordinator(threads) as coordinator:
         found: list[BaseException] = []
 
@@ -159,7 +155,7 @@ def test_it_ends_when_the_coordinator_is_closed(threads: zd.local_cluster, tmp_p
             coordinator.run(abs, -1)
 
 
-def test_workers_that_have_just_registered_are_called_as_well() -> None:
+def test_workers_just_registered_are_called() -> None:
     with (
         zd.local_cluster(workers=1, processes=False) as cluster,
         ClusterCoordinator(cluster) as coordinator,

@@ -27,7 +27,7 @@ def coordinator(cluster: zd.local_cluster) -> Iterator[ClusterCoordinator]:
         yield made
 
 
-def test_values_large_arrays_kept_values_and_inputs_pass(coordinator: ClusterCoordinator) -> None:
+def test_safe_values_pass(coordinator: ClusterCoordinator) -> None:
     assert coordinator.schedule(lambda x: {"x": [x, None]}, args=(1,)).fetch() == {"x": [1, None]}
     large = coordinator.schedule(np.ones, args=(300_000,))
     assert large.fetch().sum() == 300_000
@@ -40,7 +40,7 @@ def test_values_large_arrays_kept_values_and_inputs_pass(coordinator: ClusterCoo
     coordinator.join()
 
 
-def test_a_function_that_returns_another_type_fails_and_says_which(
+def test_unsafe_type_fails_its_function_by_name(
     coordinator: ClusterCoordinator,
 ) -> None:
     with pytest.raises(
@@ -52,7 +52,7 @@ def test_a_function_that_returns_another_type_fails_and_says_which(
         coordinator.join()
 
 
-def test_an_exception_comes_with_its_remote_traceback(coordinator: ClusterCoordinator) -> None:
+def test_error_has_remote_traceback(coordinator: ClusterCoordinator) -> None:
     def fails() -> None:
         raise KeyError("here")
 
@@ -77,7 +77,7 @@ def _mark() -> int:
     return 0
 
 
-def test_a_worker_that_answers_with_pickles_runs_nothing_in_the_program(
+def test_pickle_of_worker_is_not_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(results, "pack", lambda value: trusted.pack(Evil()))
@@ -98,7 +98,7 @@ def test_a_worker_that_answers_with_pickles_runs_nothing_in_the_program(
             coordinator.join()
 
 
-def test_a_value_that_is_none_of_the_two_is_refused(cluster: zd.local_cluster) -> None:
+def test_unknown_kind_of_results_is_refused(cluster: zd.local_cluster) -> None:
     with pytest.raises(
         errors.InvalidArgumentError, match="results is 'yes', wants 'any' or 'safe'"
     ):

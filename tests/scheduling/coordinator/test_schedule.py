@@ -50,17 +50,17 @@ CALLABLES: list[tuple[Any, Any, Any, Any]] = [
     CALLABLES,
     ids=[repr(row[0]).split(" at 0x")[0][:40] for row in CALLABLES],
 )
-def test_any_callable_can_be_scheduled(
+def test_callables_can_be_scheduled(
     in_processes: ClusterCoordinator, fn: Any, args: Any, kwargs: Any, result: Any
 ) -> None:
     assert in_processes.schedule(fn, args, kwargs).fetch(20) == result
 
 
-def test_the_arguments_may_come_from_an_iterator(in_processes: ClusterCoordinator) -> None:
+def test_arguments_may_be_an_iterator(in_processes: ClusterCoordinator) -> None:
     assert in_processes.schedule(sum, iter([[1, 2]])).fetch(20) == 3
 
 
-def test_map_gives_the_results_in_the_order_of_the_items(in_threads: ClusterCoordinator) -> None:
+def test_map_results_are_in_order_of_items(in_threads: ClusterCoordinator) -> None:
     values = in_threads.map(str, range(100))
     assert in_threads.fetch(values) == [str(i) for i in range(100)]
 
@@ -72,7 +72,7 @@ def note(number: int) -> None:
     _order.append(number)
 
 
-def test_functions_begin_in_the_order_in_which_they_were_scheduled() -> None:
+def test_functions_begin_in_schedule_order() -> None:
     """One thread of this process, so that it sees our list."""
     _order.clear()
     with (
@@ -154,7 +154,7 @@ BAD: list[tuple[Any, Any, Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("fn", "args", "kwargs", "kind", "told"), BAD, ids=[row[4] for row in BAD])
-def test_what_cannot_be_scheduled_is_told_at_once_and_changes_nothing(
+def test_unschedulable_call_is_refused_and_changes_nothing(
     in_threads: ClusterCoordinator,
     fn: Any,
     args: Any,
@@ -169,14 +169,14 @@ def test_what_cannot_be_scheduled_is_told_at_once_and_changes_nothing(
     assert in_threads.schedule(int).get(20) == 0
 
 
-def test_a_coordinator_cannot_be_captured(in_threads: ClusterCoordinator) -> None:
+def test_coordinator_cannot_be_captured(in_threads: ClusterCoordinator) -> None:
     with pytest.raises(
         errors.InvalidArgumentError, match="a ClusterCoordinator stays in its process"
     ):
         in_threads.schedule(lambda: in_threads.schedule(int))
 
 
-def test_a_module_that_the_workers_do_not_have_is_named(
+def test_module_missing_at_workers_is_named(
     in_processes: ClusterCoordinator, tmp_path: Path
 ) -> None:
     (tmp_path / "only_with_us.py").write_text("def fn(): return 1\n")
@@ -195,9 +195,7 @@ def test_a_module_that_the_workers_do_not_have_is_named(
 # -- close and fork --------------------------------------------------------------------------------
 
 
-def test_close_cancels_what_is_unfinished_and_cuts_off_what_runs(
-    processes: zd.local_cluster, tmp_path: Path
-) -> None:
+def test_close_cancels_unfinished_work(processes: zd.local_cluster, tmp_path: Path) -> None:
     coordinator = ClusterCoordinator(processes)
     finished = coordinator.schedule(int)
     coordinator.join(20)
@@ -224,7 +222,7 @@ def counts_once(folder: Path) -> Any:
     return lambda name: counts(folder, str(name), 0.02)
 
 
-def test_close_wakes_those_who_wait(threads: zd.local_cluster, tmp_path: Path) -> None:
+def test_close_ends_get_and_join(threads: zd.local_cluster, tmp_path: Path) -> None:
     coordinator = ClusterCoordinator(threads)
     value = coordinator.schedule(waits, (tmp_path,))
     ended: list[Any] = []
@@ -249,7 +247,7 @@ def test_close_wakes_those_who_wait(threads: zd.local_cluster, tmp_path: Path) -
     assert sorted(map(str, ended)) == ["<class 'zmqdist.errors.CancelledError'>", "None"]
 
 
-def test_a_closed_coordinator_says_so(threads: zd.local_cluster) -> None:
+def test_closed_coordinator_refuses_calls(threads: zd.local_cluster) -> None:
     with ClusterCoordinator(threads) as coordinator:
         value = coordinator.schedule(int)
         urgent = coordinator.options(priority=1)
@@ -271,7 +269,7 @@ def test_a_closed_coordinator_says_so(threads: zd.local_cluster) -> None:
     assert not value.cancel()
 
 
-def test_a_dropped_value_does_not_stop_its_function(
+def test_dropped_value_does_not_stop_its_function(
     in_threads: ClusterCoordinator, tmp_path: Path
 ) -> None:
     for name in "abc":
@@ -281,7 +279,7 @@ def test_a_dropped_value_does_not_stop_its_function(
     assert isinstance(in_threads.schedule(int), RemoteValue)
 
 
-def test_a_queue_without_a_bound_is_warned_of(
+def test_unbounded_queue_is_warned_about(
     threads: zd.local_cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ClusterCoordinator(threads, queue_max=0) as coordinator:
@@ -292,7 +290,7 @@ def test_a_queue_without_a_bound_is_warned_of(
         ClusterCoordinator(threads, queue_max=-1)
 
 
-def test_a_coordinator_that_is_not_taken_is_told_so_when_it_asks_for_workers(
+def test_refused_coordinator_raises_at_its_next_calls(
     threads: zd.local_cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zmqdist.scheduling.dispatcher.machine.COORDINATORS_MAX", 0)
@@ -334,7 +332,7 @@ class Refuses:
         (lambda c: c.schedule(Refuses).get(20), "value, a ", ""),
     ],
 )
-def test_an_error_of_pickling_shows_the_program_and_no_pickler(
+def test_pickling_error_shows_no_frames_of_pickler(
     in_threads: ClusterCoordinator, call: Any, told: str, frame: str
 ) -> None:
     with pytest.raises(errors.InvalidArgumentError) as caught:
@@ -348,7 +346,7 @@ def test_an_error_of_pickling_shows_the_program_and_no_pickler(
         in_threads.join()
 
 
-def test_an_array_of_values_has_their_numbers_or_is_refused(
+def test_array_of_values_needs_numbers(
     coordinator: ClusterCoordinator,
 ) -> None:
     for numbers in ([1, 2**60], [0.5, 2.0], [1j, 2.0 + 0j]):

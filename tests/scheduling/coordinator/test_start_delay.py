@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.mark.parametrize("queue_max", [None, 2])
-def test_workers_begin_one_after_the_other_and_everything_ends(
+def test_workers_begin_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch, queue_max: int | None
 ) -> None:
     monkeypatch.setenv(START_DELAY_ENV, "1")
@@ -36,7 +36,7 @@ def test_workers_begin_one_after_the_other_and_everything_ends(
         assert all(0 <= value < 10 for value in coordinator.fetch(firsts))
 
 
-def test_the_delay_is_that_of_the_config_or_whole_seconds_of_the_environment(
+def test_delay_is_from_config_or_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert WorkerConfig("localhost:1").start_delay == (0.0, 0.0)

@@ -30,13 +30,13 @@ def echo(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 # -- submit ---------------------------------------------------------------------------------------
 
 
-def test_submit_passes_every_argument_to_the_function(in_threads: ClusterCoordinator) -> None:
+def test_submit_passes_all_arguments_to_function(in_threads: ClusterCoordinator) -> None:
     names = {"fn": 1, "self": 2, "args": 3, "kwargs": 4, "worker": 5, "timeout": 6, "name": 7}
     assert in_threads.submit(echo, 1, "two", **names).result(20) == ((1, "two"), names)
     assert in_threads.options(name="e").submit(echo, [3], **names).result(20) == (([3],), names)
 
 
-def test_the_caller_may_change_what_he_gave_and_what_he_got(in_threads: ClusterCoordinator) -> None:
+def test_arguments_and_results_belong_to_caller(in_threads: ClusterCoordinator) -> None:
     given = [1, 2]
     first = in_threads.submit(echo, given)
     given.append(3)
@@ -47,7 +47,7 @@ def test_the_caller_may_change_what_he_gave_and_what_he_got(in_threads: ClusterC
     assert in_threads.submit(lambda got: got[0][0], first).result(20) == [1, 2, "mine"]
 
 
-def test_a_thousand_at_once_come_in_their_order(in_threads: ClusterCoordinator) -> None:
+def test_thousand_results_come_in_order(in_threads: ClusterCoordinator) -> None:
     values = [in_threads.submit(divmod, number, 7) for number in range(1000)]
     assert in_threads.gather(values, timeout=60) == [divmod(number, 7) for number in range(1000)]
 
@@ -63,7 +63,7 @@ def test_submit_raises_no_error_of_another_function(in_threads: ClusterCoordinat
     assert in_threads.schedule(int).result(20) == 0  # it was raised once
 
 
-def test_an_error_in_the_middle_of_a_map_ends_nothing(in_threads: ClusterCoordinator) -> None:
+def test_error_within_map_ends_nothing(in_threads: ClusterCoordinator) -> None:
     values = in_threads.map(int, ["1", "x", "3", "y", *map(str, range(4, 100))])
     done, not_done = in_threads.wait(values, timeout=60)
     assert (len(done), not_done) == (100, [])
@@ -71,7 +71,7 @@ def test_an_error_in_the_middle_of_a_map_ends_nothing(in_threads: ClusterCoordin
     assert values[99].result() == 99
 
 
-def test_join_raises_the_error_that_nobody_looked_at(in_threads: ClusterCoordinator) -> None:
+def test_join_raises_unseen_error(in_threads: ClusterCoordinator) -> None:
     values = in_threads.map(int, ["1", "x"])
     in_threads.wait(values, timeout=60)
     with pytest.raises(ValueError, match="invalid literal"):
@@ -80,7 +80,7 @@ def test_join_raises_the_error_that_nobody_looked_at(in_threads: ClusterCoordina
     in_threads.join(60)
 
 
-def test_submit_waits_for_room_beside_an_error(threads: zd.local_cluster, tmp_path: Path) -> None:
+def test_submit_waits_for_room_beside_error(threads: zd.local_cluster, tmp_path: Path) -> None:
     with ClusterCoordinator(threads, queue_bytes_max=1000) as coordinator:
         broken = coordinator.submit(int, "x")
         until(broken.done)
@@ -100,9 +100,7 @@ def test_submit_waits_for_room_beside_an_error(threads: zd.local_cluster, tmp_pa
 
 @pytest.mark.parametrize("call", ["submit", "map"])
 @pytest.mark.parametrize("through", ["coordinator", "options"])
-def test_what_is_no_function_is_refused(
-    in_threads: ClusterCoordinator, call: str, through: str
-) -> None:
+def test_uncallable_is_refused(in_threads: ClusterCoordinator, call: str, through: str) -> None:
     submitter: Any = in_threads if through == "coordinator" else in_threads.options(priority=1)
     with pytest.raises(TypeError, match="callable, not int"):
         getattr(submitter, call)(5, [1])
@@ -124,7 +122,7 @@ def test_options_are_those_of_schedule(coordinator: ClusterCoordinator, tmp_path
     assert coordinator.submit(len, recomputable).result(20) == 3
 
 
-def test_a_timeout_begins_with_each_submit(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_timeout_begins_with_each_submit(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     hasty = in_threads.options(timeout=0.2, name="hasty")
     for _ in range(2):
         late = hasty.submit(waits, tmp_path)
@@ -156,7 +154,7 @@ def test_urgent_work_begins_first(tmp_path: Path) -> None:
         assert order == [1, -1]
 
 
-def test_options_of_options_are_added_and_the_first_stay_as_they_are(
+def test_options_are_added_without_changing_first(
     in_threads: ClusterCoordinator,
 ) -> None:
     first = in_threads.options(name="first", worker=0)
@@ -171,7 +169,7 @@ def test_options_of_options_are_added_and_the_first_stay_as_they_are(
     assert repr(second).startswith("<name='first', worker=2, priority=1 of <ClusterCoordinator")
 
 
-def test_any_number_of_threads_may_use_options(in_threads: ClusterCoordinator) -> None:
+def test_options_may_be_used_by_several_threads(in_threads: ClusterCoordinator) -> None:
     shared = in_threads.options(name="shared")
     found: list[list[int]] = []
     threads = [
@@ -221,7 +219,7 @@ def test_any_number_of_threads_may_use_options(in_threads: ClusterCoordinator) -
     ],
     ids=str,
 )
-def test_wrong_options_are_told_at_once(
+def test_wrong_options_are_refused(
     in_threads: ClusterCoordinator, options: Any, kind: type[Exception], told: str
 ) -> None:
     for submitter in (in_threads, in_threads.options(priority=1)):
@@ -232,7 +230,7 @@ def test_wrong_options_are_told_at_once(
 # -- the name -------------------------------------------------------------------------------------
 
 
-def test_a_name_stands_in_the_errors_and_in_the_repr(in_processes: ClusterCoordinator) -> None:
+def test_name_is_in_errors_and_repr(in_processes: ClusterCoordinator) -> None:
     named = in_processes.options(name="lr=0.1")
     dead, slow = named.submit(os._exit, 7), named.submit(time.sleep, 60)
     assert repr(slow) == "<RemoteValue of lr=0.1: pending>"
@@ -248,7 +246,7 @@ def test_a_name_stands_in_the_errors_and_in_the_repr(in_processes: ClusterCoordi
     assert repr(slow) == "<RemoteValue of lr=0.1: cancelled>"
 
 
-def test_a_name_stands_in_the_traceback_of_the_worker_and_in_the_log(
+def test_name_is_in_remote_traceback_and_log(
     threads: zd.local_cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ClusterCoordinator(threads) as coordinator:
@@ -269,7 +267,7 @@ def test_a_name_stands_in_the_traceback_of_the_worker_and_in_the_log(
     )
 
 
-def test_a_name_stands_in_the_report_of_a_drain(tmp_path: Path) -> None:
+def test_name_is_in_drain_report(tmp_path: Path) -> None:
     with (
         zd.local_cluster(workers=1, processes=False) as cluster,
         ClusterCoordinator(cluster) as coordinator,
@@ -296,7 +294,7 @@ def test_a_name_stands_in_the_report_of_a_drain(tmp_path: Path) -> None:
 # -- gather ---------------------------------------------------------------------------------------
 
 
-def test_gather_keeps_the_structure(in_threads: ClusterCoordinator) -> None:
+def test_gather_keeps_structure(in_threads: ClusterCoordinator) -> None:
     two = in_threads.submit(int, "2")
     given = {"a": [two, (two, 3)], "b": {two}, "c": np.ones(2), two: "key"}
     found = in_threads.gather(given, timeout=20)
@@ -309,9 +307,7 @@ def test_gather_keeps_the_structure(in_threads: ClusterCoordinator) -> None:
     assert in_threads.gather(value for value in (two, two)) == [2, 2]
 
 
-def test_gather_raises_the_first_error_in_order(
-    in_threads: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_gather_raises_first_error_in_order(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     gate = in_threads.submit(waits, tmp_path)
     values = [in_threads.submit(fn, gate) for fn in (str, int, abs)]
     go(tmp_path)
@@ -324,7 +320,7 @@ def test_gather_raises_the_first_error_in_order(
         in_threads.join(20)
 
 
-def test_gather_has_one_time_limit_for_all(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_gather_has_one_time_out_for_all(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     values = in_threads.options(name="slow").map(waits, [tmp_path] * 2)
     zero = in_threads.submit(int)
     assert zero.result(20) == 0
@@ -336,7 +332,7 @@ def test_gather_has_one_time_limit_for_all(in_threads: ClusterCoordinator, tmp_p
     assert in_threads.gather(values, timeout=20) == ["x", "x"]
 
 
-def test_the_error_of_a_function_whose_own_time_is_over_is_told_as_it_is(
+def test_deadline_error_of_function_is_raised_unchanged(
     in_threads: ClusterCoordinator,
 ) -> None:
     def late() -> None:
@@ -353,15 +349,13 @@ def test_the_error_of_a_function_whose_own_time_is_over_is_told_as_it_is(
 # -- map ------------------------------------------------------------------------------------------
 
 
-def test_map_ends_with_the_shortest_iterable(in_threads: ClusterCoordinator) -> None:
+def test_map_ends_with_shortest_iterable(in_threads: ClusterCoordinator) -> None:
     assert in_threads.gather(in_threads.map(pow, [2, 3, 4], iter([1, 2])), timeout=20) == [2, 9]
     assert in_threads.map(abs, []) == []
 
 
 @pytest.mark.parametrize("iterables", [(), (5,), ([1], None)], ids=str)
-def test_map_refuses_what_it_cannot_iterate_over_before_it_schedules(
-    in_threads: ClusterCoordinator, iterables: Any
-) -> None:
+def test_map_refuses_what_is_not_iterable(in_threads: ClusterCoordinator, iterables: Any) -> None:
     with pytest.raises(
         TypeError, match=r"at least one iterable|not iterable|must support iteration"
     ):
@@ -369,7 +363,7 @@ def test_map_refuses_what_it_cannot_iterate_over_before_it_schedules(
     assert in_threads.snapshot().scheduled == 0
 
 
-def test_an_error_of_an_iterable_leaves_what_was_scheduled(in_threads: ClusterCoordinator) -> None:
+def test_iterable_error_in_map_leaves_scheduled_work(in_threads: ClusterCoordinator) -> None:
     def items() -> Iterator[int]:
         yield 1
         raise OSError("the disk")
@@ -383,7 +377,7 @@ def test_an_error_of_an_iterable_leaves_what_was_scheduled(in_threads: ClusterCo
 # -- reprs and types ------------------------------------------------------------------------------
 
 
-def test_the_repr_of_a_coordinator_says_address_and_state(tmp_path: Path) -> None:
+def test_repr_has_address_and_state(tmp_path: Path) -> None:
     with (
         zd.local_cluster(workers=2, processes=False) as cluster,
         ClusterCoordinator(cluster) as coordinator,
@@ -400,7 +394,7 @@ def test_the_repr_of_a_coordinator_says_address_and_state(tmp_path: Path) -> Non
         assert re.fullmatch(rf"<ClusterCoordinator of {address}: closed>", repr(coordinator))
 
 
-def test_a_coordinator_without_a_dispatcher_says_so() -> None:
+def test_repr_without_dispatcher_says_so() -> None:
     with ClusterCoordinator("127.0.0.1:9") as coordinator:
         assert (
             repr(coordinator)
@@ -408,7 +402,7 @@ def test_a_coordinator_without_a_dispatcher_says_so() -> None:
         )
 
 
-def test_completion_shows_what_users_call() -> None:
+def test_public_names_are_listed_by_dir() -> None:
     assert [name for name in dir(RemoteValue) if name[0] != "_"] == [
         *(
             "add_done_callback",
@@ -454,7 +448,7 @@ def test_completion_shows_what_users_call() -> None:
     ]
 
 
-def test_a_value_says_the_type_of_its_result(in_threads: ClusterCoordinator) -> None:
+def test_value_has_type_of_its_result(in_threads: ClusterCoordinator) -> None:
     value: RemoteValue[int] = in_threads.submit(int, "3")
     assert value.result(20) + 1 == 4
     assert RemoteValue[int] is not RemoteValue

@@ -72,7 +72,7 @@ WAITS: dict[str, Callable[[Pending, Any], Any]] = {
 
 
 @pytest.mark.parametrize("wait", WAITS)
-def test_every_wait_takes_the_same_time_outs(pending: Pending, wait: str) -> None:
+def test_waits_take_same_time_outs(pending: Pending, wait: str) -> None:
     def waits(timeout: Any) -> Any:
         return WAITS[wait](pending, timeout)
 
@@ -84,7 +84,7 @@ def test_every_wait_takes_the_same_time_outs(pending: Pending, wait: str) -> Non
         check_long(waits, timeout, Gate.opened.set)
 
 
-def test_done_waits_only_with_a_time_out(pending: Pending) -> None:
+def test_done_waits_only_with_time_out(pending: Pending) -> None:
     done = pending.coordinator.done
     for timeout in REFUSED:
         check_refused(done, timeout)
@@ -94,7 +94,7 @@ def test_done_waits_only_with_a_time_out(pending: Pending) -> None:
         check_long(done, timeout, Gate.opened.set)
 
 
-def test_wait_takes_the_same_time_outs_and_raises_none(pending: Pending) -> None:
+def test_wait_takes_same_time_outs_and_raises_none(pending: Pending) -> None:
     def wait(timeout: Any) -> Any:
         return pending.coordinator.wait([pending.value], timeout=timeout)
 
@@ -106,14 +106,14 @@ def test_wait_takes_the_same_time_outs_and_raises_none(pending: Pending) -> None
         check_long(wait, timeout, Gate.opened.set)
 
 
-def test_a_kept_value_takes_the_same_time_outs(pending: Pending) -> None:
+def test_kept_value_takes_same_time_outs(pending: Pending) -> None:
     for timeout in REFUSED:
         check_refused(pending.kept.get, timeout)
     for timeout in [*OVER, *LONG]:
         assert pending.kept.get(timeout) == 0
 
 
-def test_the_time_of_a_function_is_a_number_of_seconds(in_threads: ClusterCoordinator) -> None:
+def test_time_out_of_function_is_number_of_seconds(in_threads: ClusterCoordinator) -> None:
     for timeout in REFUSED:
         check_refused(lambda timeout: in_threads.schedule(int, timeout=timeout), timeout)
         check_refused(lambda timeout: in_threads.options(timeout=timeout), timeout)
@@ -123,7 +123,7 @@ def test_the_time_of_a_function_is_a_number_of_seconds(in_threads: ClusterCoordi
 
 
 @pytest.mark.parametrize("timeout", LONG)
-def test_a_server_is_joined_alike(timeout: Any) -> None:
+def test_server_join_takes_same_time_outs(timeout: Any) -> None:
     with zd.local_cluster(workers=1, processes=False) as cluster:
         for wrong in REFUSED:
             check_refused(cluster.dispatcher.join, wrong)
@@ -133,7 +133,7 @@ def test_a_server_is_joined_alike(timeout: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [*REFUSED, -1, None])
-def test_a_duration_is_a_number_of_seconds(threads: zd.local_cluster, wrong: Any) -> None:
+def test_duration_is_number_of_seconds(threads: zd.local_cluster, wrong: Any) -> None:
     with pytest.raises(errors.InvalidArgumentError, match=r"grace_s is .*, wants 0 s or more"):
         duration("grace_s", wrong)
     with pytest.raises(

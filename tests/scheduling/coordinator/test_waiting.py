@@ -20,9 +20,7 @@ pytestmark = pytest.mark.timeout(90)
 # -- wait -----------------------------------------------------------------------------------------
 
 
-def test_wait_returns_both_lists_in_the_order_of_the_values(
-    in_threads: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_wait_returns_both_lists_in_order(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     slow, quick = in_threads.submit(waits, tmp_path), in_threads.submit(int)
     assert in_threads.wait([slow, quick, slow], count=1, timeout=20) == ([quick], [slow])
     assert in_threads.wait({slow: "its number"}, timeout=0.01) == ([], [slow])
@@ -31,13 +29,13 @@ def test_wait_returns_both_lists_in_the_order_of_the_values(
     assert in_threads.wait([]) == ([], [])
 
 
-def test_an_error_counts_as_an_end(in_threads: ClusterCoordinator) -> None:
+def test_error_counts_as_end(in_threads: ClusterCoordinator) -> None:
     broken = in_threads.submit(int, "x")
     assert in_threads.wait([broken]) == ([broken], [])
     assert isinstance(broken.exception(), ValueError)
 
 
-def test_a_count_above_the_number_of_values_waits_for_all(in_threads: ClusterCoordinator) -> None:
+def test_count_above_number_of_values_waits_for_all(in_threads: ClusterCoordinator) -> None:
     left = in_threads.map(abs, range(10))
     rounds = 0
     while left:
@@ -47,15 +45,13 @@ def test_a_count_above_the_number_of_values_waits_for_all(in_threads: ClusterCoo
     assert 1 <= rounds <= 3
 
 
-def test_a_count_of_zero_only_looks(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_count_of_zero_does_not_wait(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     slow = in_threads.submit(waits, tmp_path)
     assert in_threads.wait([slow], count=0) == ([], [slow])
     go(tmp_path)
 
 
-def test_a_thousand_waits_leave_nothing_behind(
-    in_threads: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_thousand_waits_leave_no_waiter(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     slow = in_threads.map(waits, [tmp_path] * 20)
     gc.collect()
     before = sum(type(waiter) is threading.Semaphore for waiter in gc.get_objects())
@@ -67,9 +63,7 @@ def test_a_thousand_waits_leave_nothing_behind(
     go(tmp_path)
 
 
-def test_wait_ends_when_the_coordinator_is_closed(
-    threads: zd.local_cluster, tmp_path: Path
-) -> None:
+def test_close_ends_wait(threads: zd.local_cluster, tmp_path: Path) -> None:
     with ClusterCoordinator(threads) as coordinator:
         slow = coordinator.submit(waits, tmp_path)
         found: list[Any] = []
@@ -123,7 +117,7 @@ def test_wrong_arguments_of_wait(
 # -- as_completed ---------------------------------------------------------------------------------
 
 
-def test_a_loop_may_add_what_its_results_suggest(in_threads: ClusterCoordinator) -> None:
+def test_loop_over_as_completed_may_add_values(in_threads: ClusterCoordinator) -> None:
     search = in_threads.as_completed([in_threads.submit(int, "1")], timeout=60)
     found = []
     for value in search:
@@ -134,7 +128,7 @@ def test_a_loop_may_add_what_its_results_suggest(in_threads: ClusterCoordinator)
     assert len(search) == 0
 
 
-def test_a_search_over_a_thousand_ends_early(in_threads: ClusterCoordinator) -> None:
+def test_search_may_end_early(in_threads: ClusterCoordinator) -> None:
     candidates = iter(range(10**6))
     search = in_threads.as_completed(
         in_threads.map(abs, [next(candidates) for _ in range(8)]), timeout=60
@@ -148,9 +142,7 @@ def test_a_search_over_a_thousand_ends_early(in_threads: ClusterCoordinator) -> 
     in_threads.join(20)
 
 
-def test_values_are_yielded_once_for_each_time_that_they_are_added(
-    in_threads: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_added_values_are_yielded_once(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     slow, quick = in_threads.submit(waits, tmp_path), in_threads.submit(int)
     order = in_threads.as_completed([slow, quick, slow], timeout=20)
     assert next(order) is quick
@@ -164,7 +156,9 @@ def test_values_are_yielded_once_for_each_time_that_they_are_added(
     assert list(in_threads.as_completed([])) == []
 
 
-def test_another_thread_may_add(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+def test_values_may_come_from_another_thread(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
     order = in_threads.as_completed([in_threads.submit(waits, tmp_path)], timeout=30)
     found: list[Any] = []
     taker = threading.Thread(target=lambda: found.extend(value.result() for value in order))
@@ -178,9 +172,7 @@ def test_another_thread_may_add(in_threads: ClusterCoordinator, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("values", [[5], 5, None, "ab", [[]]], ids=str)
-def test_what_is_no_value_is_refused_and_nothing_is_added(
-    in_threads: ClusterCoordinator, values: Any
-) -> None:
+def test_added_non_value_is_refused(in_threads: ClusterCoordinator, values: Any) -> None:
     order = in_threads.as_completed([])
     refused = "as_completed wants RemoteValues, which submit and schedule return, not"
     with pytest.raises(TypeError, match=refused):
@@ -190,9 +182,7 @@ def test_what_is_no_value_is_refused_and_nothing_is_added(
     assert len(order) == 0
 
 
-def test_a_time_limit_leaves_the_iterator_usable(
-    in_threads: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_iterator_is_usable_after_time_out(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     slow, quick = in_threads.submit(waits, tmp_path), in_threads.submit(int)
     until(quick.done)
     order = in_threads.as_completed([slow, quick], timeout=0.05)
@@ -208,9 +198,7 @@ def test_a_time_limit_leaves_the_iterator_usable(
 # -- cancel_all -----------------------------------------------------------------------------------
 
 
-def test_cancel_all_ends_what_runs_and_what_waits(
-    in_processes: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_cancel_all_ends_unfinished_work(in_processes: ClusterCoordinator, tmp_path: Path) -> None:
     running = in_processes.map(writes, [tmp_path] * 2, ["a", "b"])
     until(lambda: len(begun(tmp_path)) == 2)
     waiting = in_processes.map(waits, [tmp_path] * 1000)
@@ -225,15 +213,13 @@ def test_cancel_all_ends_what_runs_and_what_waits(
     assert in_processes.submit(abs, -3).result(20) == 3
 
 
-def test_cancel_all_leaves_resources_alone(in_threads: ClusterCoordinator) -> None:
+def test_cancel_all_leaves_resources(in_threads: ClusterCoordinator) -> None:
     resource = in_threads.create_per_worker_resource(list)
     assert in_threads.cancel_all() == 0
     assert resource.fetch(20) == [[], [], []]
 
 
-def test_cancel_all_counts_values_that_the_program_has_dropped(
-    in_threads: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_cancel_all_counts_dropped_values(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     in_threads.submit(waits, tmp_path)
     until(lambda: begun(tmp_path))
     assert in_threads.cancel_all() == 1
@@ -249,7 +235,7 @@ def test_cancel_all_counts_values_that_the_program_has_dropped(
         ("as_completed", "as_completed wants a list of RemoteValues, not one"),
     ],
 )
-def test_a_second_value_is_no_time_limit(
+def test_second_value_is_not_taken_as_time_out(
     in_threads: ClusterCoordinator, call: str, told: str
 ) -> None:
     one, other = in_threads.map(abs, [-1, -2])
@@ -257,9 +243,7 @@ def test_a_second_value_is_no_time_limit(
         getattr(in_threads, call)(one, other)
 
 
-def test_several_threads_take_each_value_once(
-    in_threads: ClusterCoordinator, tmp_path: Path
-) -> None:
+def test_threads_share_one_as_completed(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     values = [*in_threads.map(abs, range(20)), in_threads.submit(waits, tmp_path)]
     search = in_threads.as_completed(values, timeout=60)
     taken: list[Any] = []

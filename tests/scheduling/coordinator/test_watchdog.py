@@ -44,9 +44,7 @@ def watchdog(**options: Any) -> WatchDog:
     return WatchDog(TIMEOUT_S, **options)
 
 
-def test_a_watchdog_that_hears_nothing_triggers_again_and_again_until_it_is_stopped(
-    triggers: Triggers, tmp_path: Path
-) -> None:
+def test_watchdog_triggers_until_it_is_stopped(triggers: Triggers, tmp_path: Path) -> None:
     with open(tmp_path / "stacks", "w") as file:
         dog = watchdog(traceback_file=file, on_triggered=triggers)
         triggers.wait()
@@ -61,18 +59,18 @@ def test_a_watchdog_that_hears_nothing_triggers_again_and_again_until_it_is_stop
     assert told.count("end of the stacks") == stopped_at
 
 
-def test_a_watchdog_writes_the_stacks_also_where_there_is_no_file_of_the_system(
+def test_watchdog_writes_stacks_to_object_without_descriptor(
     triggers: Triggers,
 ) -> None:
     file = io.StringIO()
     dog = watchdog(traceback_file=file, on_triggered=triggers)
     triggers.wait()
     dog.stop()
-    assert "in test_a_watchdog_writes_the_stacks" in file.getvalue()
+    assert "in test_watchdog_writes_stacks" in file.getvalue()
 
 
 @pytest.mark.parametrize("timeout", [-1, 0])
-def test_a_watchdog_without_a_time_out_is_off(timeout: int) -> None:
+def test_watchdog_without_time_out_is_off(timeout: int) -> None:
     dog = WatchDog(timeout)
     assert not any(thread.name == "WatchDog" for thread in threading.enumerate())
     dog.report_closure_done()
@@ -80,7 +78,7 @@ def test_a_watchdog_without_a_time_out_is_off(timeout: int) -> None:
 
 
 @pytest.mark.parametrize(("told", "timeout"), [("7", 7), ("soon", 3), ("-1", 3), ("", 3)])
-def test_whole_seconds_of_the_environment_win_over_the_programs(
+def test_environment_time_out_overrides_that_of_program(
     monkeypatch: pytest.MonkeyPatch, told: str, timeout: int
 ) -> None:
     monkeypatch.setenv(TIMEOUT_ENV, told)
@@ -89,7 +87,7 @@ def test_whole_seconds_of_the_environment_win_over_the_programs(
     assert dog.timeout == timeout
 
 
-def test_a_watchdog_with_progress_says_nothing_while_nothing_is_in_flight_or_something_ends(
+def test_watchdog_is_silent_with_progress_or_without_work(
     triggers: Triggers,
 ) -> None:
     looks: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -108,7 +106,7 @@ def test_a_watchdog_with_progress_says_nothing_while_nothing_is_in_flight_or_som
     dog.stop()
 
 
-def test_a_coordinator_has_a_watchdog_where_the_environment_asks_for_one(
+def test_environment_gives_coordinator_a_watchdog(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(TIMEOUT_ENV, "60")
@@ -125,7 +123,7 @@ def timer_calls() -> queue.SimpleQueue[tuple[Any, ...]]:
     return queue.SimpleQueue()
 
 
-def test_a_repeated_timer_calls_with_its_arguments_until_it_is_stopped_and_tells_whole_seconds(
+def test_timer_repeats_call_until_it_is_stopped(
     timer_calls: queue.SimpleQueue[tuple[Any, ...]],
 ) -> None:
     timer = RepeatedTimer(0.01, lambda *args: timer_calls.put(args), 1, "two")
@@ -139,7 +137,7 @@ def test_a_repeated_timer_calls_with_its_arguments_until_it_is_stopped_and_tells
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
-def test_a_repeated_timer_goes_on_after_an_error(
+def test_timer_goes_on_after_error(
     timer_calls: queue.SimpleQueue[tuple[Any, ...]],
     caplog: pytest.LogCaptureFixture,
     error: type[BaseException],
@@ -155,7 +153,7 @@ def test_a_repeated_timer_goes_on_after_an_error(
     assert "this call" in caplog.text
 
 
-def test_a_repeated_timer_can_be_stopped_by_what_it_calls() -> None:
+def test_timer_can_be_stopped_by_its_call() -> None:
     stopped = threading.Event()
     timers: list[RepeatedTimer] = []
 

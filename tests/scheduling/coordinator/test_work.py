@@ -35,7 +35,7 @@ def new_work(state: State = State.NEW) -> Work:
 
 
 @pytest.mark.parametrize("before", State, ids=lambda state: state.name)
-def test_a_work_item_changes_its_state_only_as_the_table_says(before: State) -> None:
+def test_state_changes_only_as_table_allows(before: State) -> None:
     for after in State:
         work = new_work(before)
         if after.name in ALLOWED[before.name].split():
@@ -52,14 +52,14 @@ def test_a_work_item_changes_its_state_only_as_the_table_says(before: State) -> 
     ("attempt", "first"),
     [(0, 1), (7, 1), (2**16 - 1, 1), (2**16, 2), (2**16 + 7, 2), (5 * 2**16 + 1, 6)],
 )
-def test_p16_each_submission_has_a_range_of_65536_attempts(attempt: int, first: int) -> None:
+def test_submission_has_range_of_65536_attempts(attempt: int, first: int) -> None:
     work = new_work()
     work.attempt = attempt
     work.begin_attempts()
     assert (work.attempt, 1 << SUBMISSION_SHIFT) == (first * 65536, 65536)
 
 
-def test_a_work_item_without_rare_fields_has_the_defaults_of_them() -> None:
+def test_record_without_rare_fields_has_their_defaults() -> None:
     work = new_work()
     assert (work.extra, work.is_detached, work.lost_starts) == (None, False, ())
     work.with_extra().lost_starts = (LostStart("worker:0", 0, -9, ""),)
@@ -68,7 +68,7 @@ def test_a_work_item_without_rare_fields_has_the_defaults_of_them() -> None:
     assert work.is_detached
 
 
-def test_a_record_has_no_dict_because_a_million_may_be_unfinished() -> None:
+def test_record_has_no_dict() -> None:
     work = new_work()
     assert not hasattr(work, "__dict__")
     assert not hasattr(work.with_extra(), "__dict__")

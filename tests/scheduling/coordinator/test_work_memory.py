@@ -13,7 +13,7 @@ from zmqdist.scheduling.coordinator.remote_value import work_of
 from zmqdist.scheduling.coordinator.work import Extra
 
 
-def test_an_abandoned_as_completed_keeps_no_pending_value(
+def test_abandoned_as_completed_keeps_no_pending_value(
     in_threads: ClusterCoordinator, tmp_path: Path
 ) -> None:
     pending = in_threads.submit(waits, tmp_path)
@@ -27,19 +27,19 @@ def test_an_abandoned_as_completed_keeps_no_pending_value(
     go(tmp_path)
 
 
-def test_a_kept_value_holds_no_arguments(in_threads: ClusterCoordinator) -> None:
+def test_kept_value_holds_no_arguments(in_threads: ClusterCoordinator) -> None:
     value = in_threads.options(keep=True).submit(concat, bytes(60_000), bytes(60_000))
     assert value.exception(20) is None
     until(lambda: work_of(value).payload == b"")
 
 
-def test_an_ended_value_has_no_rare_fields(in_threads: ClusterCoordinator) -> None:
+def test_ended_value_has_no_rare_fields(in_threads: ClusterCoordinator) -> None:
     value = in_threads.options(priority=1, timeout=60.0).submit(abs, -1)
     assert value.result(20) == 1
     until(lambda: work_of(value).extra is None)
 
 
-def test_a_dropped_value_leaves_no_outcome_in_its_record(in_threads: ClusterCoordinator) -> None:
+def test_dropped_value_leaves_no_outcome_in_record(in_threads: ClusterCoordinator) -> None:
     value = in_threads.options(timeout=60.0).submit(bytes, 1000)
     assert value.exception(20) is None
     work = work_of(value)

@@ -239,7 +239,7 @@ def first_complaint(seed: int) -> str | None:
 
 
 @pytest.mark.parametrize(("what", "plant", "said"), BUGS, ids=[bug[0] for bug in BUGS])
-def test_planted_bug_is_found(
+def test_simulation_finds_bug(
     what: str, plant: Plant, said: str | tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)

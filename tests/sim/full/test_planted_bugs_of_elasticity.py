@@ -162,7 +162,7 @@ BUGS: list[tuple[str, Plant, str]] = [
 
 
 @pytest.mark.parametrize(("bug_text", "plant", "promise"), BUGS, ids=[bug[0] for bug in BUGS])
-def test_simulation_finds_planted_bug(
+def test_simulation_finds_bug(
     bug_text: str, plant: Plant, promise: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)

@@ -130,7 +130,7 @@ def simulate_all() -> None:
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_finds_bug(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, promise = BUGS[bug]
     plant(monkeypatch)
     monkeypatch.setattr(snapshots, "STEPS_MAX", 2500)

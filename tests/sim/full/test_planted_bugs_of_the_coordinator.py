@@ -301,7 +301,7 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("what", "plant", "said"), BUGS, ids=[bug[0] for bug in BUGS])
-def test_the_simulation_finds_of_the_coordinator_that(
+def test_simulation_finds_bug(
     what: str, plant: Plant, said: str | tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)

@@ -420,7 +420,7 @@ BUGS: list[Bug] = [
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.what for bug in BUGS])
-def test_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_finds_bug(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_service, "KINDS", bug.kinds)
     for seed in range(bug.first_seed, bug.first_seed + SEEDS_MAX):
         with pytest.MonkeyPatch.context() as patch:
@@ -563,7 +563,7 @@ ROUNDS_BUGS: list[Bug] = [
 
 
 @pytest.mark.parametrize("bug", ROUNDS_BUGS, ids=[bug.what for bug in ROUNDS_BUGS])
-def test_planted_bug_of_coordinated_reads_is_found(bug: Bug) -> None:
+def test_simulation_finds_bug_of_coordinated_reads(bug: Bug) -> None:
     for seed in range(bug.first_seed, bug.first_seed + SEEDS_MAX):
         with pytest.MonkeyPatch.context() as patch:
             bug.plant(patch)

@@ -174,7 +174,7 @@ BUGS: list[tuple[str, Plant, str]] = [
 
 
 @pytest.mark.parametrize(("what", "plant", "said"), BUGS, ids=[bug[0] for bug in BUGS])
-def test_simulation_finds_planted_bug(
+def test_simulation_finds_bug(
     what: str, plant: Plant, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)

@@ -46,9 +46,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_functions_of_the_script_work_from_children_that_know_it_by_another_name(
-    method: str, tmp_path: Path
-) -> None:
+def test_script_functions_run_from_child_processes(method: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = subprocess.run(
@@ -62,7 +60,7 @@ def appends(items: list[int], number: int) -> int:
     return len(items)
 
 
-def test_proxies_of_a_manager_may_be_arguments() -> None:
+def test_manager_proxies_may_be_arguments() -> None:
     with (
         multiprocessing.get_context("spawn").Manager() as manager,
         zd.local_cluster(workers=1) as cluster,

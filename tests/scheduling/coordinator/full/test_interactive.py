@@ -59,7 +59,7 @@ def session(tmp_path: Path) -> Iterator[Session]:
     assert session.process.wait(30) == 0
 
 
-def test_a_function_that_was_typed_runs_and_can_be_typed_anew(session: Session) -> None:
+def test_typed_function_runs_and_can_be_replaced(session: Session) -> None:
     session.type(
         "factor = 2",
         "def scaled(x):",
@@ -103,7 +103,7 @@ def test_a_function_that_was_typed_runs_and_can_be_typed_anew(session: Session) 
         "coordinator.run(time.sleep, 60)",
     ],
 )
-def test_ctrl_c_ends_the_wait_and_leaves_everything_usable(session: Session, call: str) -> None:
+def test_ctrl_c_ends_wait_and_session_stays_usable(session: Session, call: str) -> None:
     session.type("from tests.scheduling.coordinator.helpers import interrupt_when_waiting")
     session.type("value = coordinator.submit(time.sleep, 60)", f"interrupt_when_waiting(); {call}")
     session.says("KeyboardInterrupt")
@@ -113,7 +113,7 @@ def test_ctrl_c_ends_the_wait_and_leaves_everything_usable(session: Session, cal
     session.says("usable 3")
 
 
-def test_a_closed_cluster_gives_an_error_and_never_hangs(session: Session) -> None:
+def test_closed_coordinator_raises_and_never_hangs(session: Session) -> None:
     session.type(
         "coordinator.submit(abs, -1).result(30)", "pending = coordinator.submit(time.sleep, 60)"
     )

@@ -28,7 +28,7 @@ def replaced() -> Iterator[zd.local_cluster]:
         yield cluster
 
 
-def test_a_resource_made_while_a_worker_is_down_is_aborted_there_at_once_and_built_when_it_is_back(
+def test_resource_of_down_worker_is_aborted(
     replaced: zd.local_cluster,
 ) -> None:
     with ClusterCoordinator(replaced) as coordinator:
@@ -44,7 +44,7 @@ def test_a_resource_made_while_a_worker_is_down_is_aborted_there_at_once_and_bui
         assert later.fetch(20) == [0, 0]
 
 
-def test_a_newcomer_has_the_resources_that_there_are(replaced: zd.local_cluster) -> None:
+def test_joining_worker_builds_existing_resources(replaced: zd.local_cluster) -> None:
     with ClusterCoordinator(replaced) as coordinator:
         counters = coordinator.create_per_worker_resource(helpers.counter)
         assert len(counters) == 2
@@ -54,7 +54,7 @@ def test_a_newcomer_has_the_resources_that_there_are(replaced: zd.local_cluster)
         assert coordinator.schedule(helpers.of_worker, (counters,), worker=2).fetch(20) == (2, 2)
 
 
-def test_who_waits_for_a_value_is_told_when_its_worker_is_lost(
+def test_wait_for_resource_ends_when_its_worker_is_lost(
     replaced: zd.local_cluster, tmp_path: Path
 ) -> None:
     with ClusterCoordinator(replaced) as coordinator:
@@ -78,7 +78,7 @@ def asked_slowly(folder: Path) -> Any:
     return Slow()
 
 
-def test_who_asks_for_a_value_is_told_when_its_worker_is_lost_meanwhile(
+def test_fetch_of_resource_ends_when_its_worker_is_lost(
     replaced: zd.local_cluster, tmp_path: Path
 ) -> None:
     with ClusterCoordinator(replaced) as coordinator:
@@ -101,7 +101,7 @@ def test_who_asks_for_a_value_is_told_when_its_worker_is_lost_meanwhile(
         go(tmp_path)
 
 
-def test_a_resource_made_while_all_workers_are_down_is_aborted_and_made_when_one_is_back() -> None:
+def test_resource_without_workers_is_aborted() -> None:
     with (
         zd.local_cluster(workers=1) as cluster,
         ClusterCoordinator(cluster, cluster_lost_limit_s=3600) as coordinator,
@@ -117,9 +117,7 @@ def test_a_resource_made_while_all_workers_are_down_is_aborted_and_made_when_one
         assert later.fetch(20) == [0]
 
 
-def test_a_newcomer_has_no_share_before_the_next_iterator_and_gaps_in_the_indices_lose_nothing() -> (
-    None
-):
+def test_shards_follow_workers_at_each_new_iterator() -> None:
     with zd.local_cluster(workers=3) as cluster, ClusterCoordinator(cluster) as coordinator:
         cluster.kill_worker(1)
         until(lambda: len(coordinator.workers()) == 2)
@@ -139,7 +137,7 @@ def test_a_newcomer_has_no_share_before_the_next_iterator_and_gaps_in_the_indice
         assert sorted(chain(*coordinator.fetch(shares))) == list(range(10))
 
 
-def test_iterators_begin_anew_where_a_worker_was_started_again(tmp_path: Path) -> None:
+def test_restarted_worker_restarts_iterator(tmp_path: Path) -> None:
     def dataset_fn() -> Any:
         (tmp_path / f"made-{get_current_worker_index()}-{len(list(tmp_path.iterdir()))}").touch()
         return data.Dataset.range(100)
@@ -158,7 +156,7 @@ def test_iterators_begin_anew_where_a_worker_was_started_again(tmp_path: Path) -
         coordinator.join()
 
 
-def test_iterators_of_several_generations_while_a_worker_is_down() -> None:
+def test_iterators_created_while_worker_is_down() -> None:
     with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
         dataset = coordinator.create_per_worker_dataset(data.Dataset.range(100))
         iterators = [iter(dataset)]

@@ -31,9 +31,7 @@ pytestmark = pytest.mark.timeout(90)
 SIZE = 2**18
 
 
-def test_without_shared_memory_it_is_read_from_its_worker(
-    no_shared_memory: None, tmp_path: Path
-) -> None:
+def test_kept_value_is_read_without_shared_memory(no_shared_memory: None, tmp_path: Path) -> None:
     with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
         value = check_shared_by_writers(coordinator, tmp_path)
         assert coordinator.snapshot().held.parts == 0
@@ -42,7 +40,7 @@ def test_without_shared_memory_it_is_read_from_its_worker(
         assert coordinator.schedule(sum_of, (value,)).fetch(20) == 0
 
 
-def test_it_outlives_its_slot_but_not_its_worker() -> None:
+def test_kept_value_outlives_slot_but_not_worker() -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         slot = schedule_kept(coordinator, os.getpid)
         value = schedule_kept(coordinator, zeros)
@@ -68,7 +66,7 @@ def test_it_outlives_its_slot_but_not_its_worker() -> None:
         assert coordinator.schedule(small).fetch(20) == {"a": 1}
 
 
-def test_a_lost_value_is_made_again_for_get_and_for_functions_with_what_it_was_made_of(
+def test_lost_value_is_recomputed_with_its_lost_inputs(
     fragile: ClusterCoordinator, single: zd.local_cluster, tmp_path: Path
 ) -> None:
     first = fragile.schedule(logged_array, (tmp_path, "first"), lineage=True)
@@ -93,7 +91,7 @@ def test_a_lost_value_is_made_again_for_get_and_for_functions_with_what_it_was_m
     fragile.join(20)
 
 
-def test_without_a_lineage_a_lost_value_is_an_error_of_who_needs_it(
+def test_lost_value_without_lineage_fails_its_dependents(
     fragile: ClusterCoordinator, single: zd.local_cluster, tmp_path: Path
 ) -> None:
     first = fragile.schedule(logged_array, (tmp_path, "first"), keep=True)
@@ -118,9 +116,7 @@ def test_without_a_lineage_a_lost_value_is_an_error_of_who_needs_it(
         fragile.join(20)
 
 
-def test_the_end_of_the_coordinator_ends_who_waits_for_a_lost_value(
-    single: zd.local_cluster, tmp_path: Path
-) -> None:
+def test_close_ends_wait_for_lost_value(single: zd.local_cluster, tmp_path: Path) -> None:
     coordinator = ClusterCoordinator(single)
     value = coordinator.schedule(logged_array, (tmp_path, "value"), lineage=True)
     assert value.exception(20) is None
@@ -141,7 +137,7 @@ def test_the_end_of_the_coordinator_ends_who_waits_for_a_lost_value(
     assert isinstance(told[0], errors.UnavailableError)
 
 
-def test_a_ready_value_survives_the_death_of_all_workers_and_of_the_dispatcher() -> None:
+def test_ready_value_survives_loss_of_whole_cluster() -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         values = [coordinator.schedule(np.full, (size, 7.0)) for size in (3, 3_000_000)]
         coordinator.join(20)
@@ -153,7 +149,7 @@ def test_a_ready_value_survives_the_death_of_all_workers_and_of_the_dispatcher()
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "chunks"])
-def test_a_worker_in_the_place_of_a_dead_one_and_one_that_joins_get_it(
+def test_captured_array_reaches_new_workers(
     request: pytest.FixtureRequest, tmp_path: Path, shared: bool
 ) -> None:
     if not shared:

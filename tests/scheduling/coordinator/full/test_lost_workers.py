@@ -25,7 +25,7 @@ def dies_on(index: int, folder: Path) -> int:
     return here
 
 
-def test_a_worker_that_dies_during_run_is_told_by_name_at_once(tmp_path: Path) -> None:
+def test_run_names_worker_that_dies(tmp_path: Path) -> None:
     with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
         thread, found = in_thread(lambda: coordinator.options(name="probe").run(waits, tmp_path))
         until(lambda: len(begun(tmp_path)) == 2)
@@ -42,7 +42,7 @@ def test_a_worker_that_dies_during_run_is_told_by_name_at_once(tmp_path: Path) -
         coordinator.join(20)
 
 
-def test_a_slot_that_dies_each_time_is_told_by_the_name_of_its_worker(
+def test_run_names_worker_whose_slot_dies_repeatedly(
     in_processes: ClusterCoordinator, tmp_path: Path
 ) -> None:
     go(tmp_path)
@@ -52,7 +52,7 @@ def test_a_slot_that_dies_each_time_is_told_by_the_name_of_its_worker(
     assert in_processes.run(abs, -1) == {"worker:0": 1, "worker:1": 1}
 
 
-def test_a_thousand_values_survive_the_death_of_a_worker(tmp_path: Path) -> None:
+def test_thousand_values_survive_death_of_worker(tmp_path: Path) -> None:
     with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
         values = coordinator.map(waits, [tmp_path] * 1000, map(str, range(1000)))
         until(lambda: len(begun(tmp_path)) == 2)
@@ -66,7 +66,7 @@ def test_a_thousand_values_survive_the_death_of_a_worker(tmp_path: Path) -> None
         assert found == [[str(number) for number in range(1000)]]
 
 
-def test_all_waits_end_when_the_cluster_is_lost(tmp_path: Path) -> None:
+def test_waits_end_when_cluster_is_lost(tmp_path: Path) -> None:
     with (
         zd.local_cluster(workers=1) as cluster,
         ClusterCoordinator(cluster, cluster_lost_limit_s=1.0) as coordinator,

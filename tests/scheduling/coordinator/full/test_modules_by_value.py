@@ -53,7 +53,7 @@ def coordinator() -> Iterator[ClusterCoordinator]:
         yield coordinator
 
 
-def test_a_module_that_a_worker_does_not_have_is_sent_by_value(
+def test_module_missing_at_worker_is_sent_by_value(
     coordinator: ClusterCoordinator, helpers: ModuleType
 ) -> None:
     with pytest.raises(FailedPreconditionError, match="send_by_value"):
@@ -65,7 +65,7 @@ def test_a_module_that_a_worker_does_not_have_is_sent_by_value(
     assert coordinator.schedule(lambda scale: scale.value, (helpers.Scale(5),)).get(30) == 10
 
 
-def test_an_edited_module_is_the_new_one_after_a_reload(
+def test_edited_module_is_sent_anew_after_reload(
     coordinator: ClusterCoordinator, helpers: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
     send_by_value(helpers)
@@ -80,7 +80,7 @@ def test_an_edited_module_is_the_new_one_after_a_reload(
     assert "was reloaded" not in caplog.text
 
 
-def test_what_is_no_imported_module_is_refused() -> None:
+def test_send_by_value_refuses_unimported_module() -> None:
     with pytest.raises(
         ValueError, match="no module 'not_imported' has been imported: import it first"
     ):

@@ -41,7 +41,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("slots", ["processes", "threads"])
-def test_functions_that_fill_all_slots_and_wait_say_so_once(tmp_path: Path, slots: str) -> None:
+def test_nested_functions_that_fill_all_slots_warn_once(tmp_path: Path, slots: str) -> None:
     program = tmp_path / "nested.py"
     program.write_text(PROGRAM)
     with subprocess.Popen(

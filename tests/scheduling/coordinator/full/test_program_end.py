@@ -54,9 +54,7 @@ def run_submitting(program: str, *args: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize(("end", "code"), ENDS.values(), ids=ENDS.keys())
-def test_submitted_work_is_carried_out_however_the_program_ends(
-    end: str, code: int, tmp_path: Path
-) -> None:
+def test_submitted_work_outlives_every_program_end(end: str, code: int, tmp_path: Path) -> None:
     process = run_submitting(f"{OWN}\n{end}", str(tmp_path))
     _, said = process.communicate(timeout=60)
     assert process.returncode == code, said
@@ -65,7 +63,7 @@ def test_submitted_work_is_carried_out_however_the_program_ends(
         assert said == ""
 
 
-def test_nothing_can_be_submitted_any_more_when_the_program_ends(tmp_path: Path) -> None:
+def test_submit_is_refused_at_program_end(tmp_path: Path) -> None:
     late = """
 import atexit
 def submits():
@@ -80,7 +78,7 @@ atexit.register(submits)
     assert (told, said) == ("cannot schedule new futures after interpreter shutdown\n", "")
 
 
-def test_without_a_dispatcher_the_program_gives_up_and_says_so(tmp_path: Path) -> None:
+def test_program_without_dispatcher_gives_up_with_message(tmp_path: Path) -> None:
     program = f"""
 executor = zd.Executor("127.0.0.1:{free_port()}", cluster_lost_limit_s=1.0)
 future = executor.submit(print, "never")
@@ -93,7 +91,7 @@ future = executor.submit(print, "never")
     assert "without a dispatcher for 1 s" in said
 
 
-def test_the_rest_of_the_end_is_done_before_a_program_gives_up(tmp_path: Path) -> None:
+def test_atexit_functions_run_before_program_gives_up(tmp_path: Path) -> None:
     program = f"""
 import atexit
 atexit.register(print, "the last")
@@ -106,7 +104,7 @@ future = executor.submit(print, "never")
 
 
 @pytest.mark.parametrize("where", ["in the program", "at its end"])
-def test_an_interrupt_ends_the_program_and_its_work(where: str, tmp_path: Path) -> None:
+def test_interrupt_ends_program_and_its_work(where: str, tmp_path: Path) -> None:
     program = OWN.replace("range(5)", "range(500)")
     program += "time.sleep(60)" if where == "in the program" else ""
     process = run_submitting(program, str(tmp_path))
@@ -160,7 +158,7 @@ def run_scheduling(cluster: zd.local_cluster, program: str) -> subprocess.Popen[
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_errors_that_the_program_never_looked_at_are_on_standard_error_when_it_ends() -> None:
+def test_unseen_errors_are_on_stderr_at_program_end() -> None:
     with zd.local_cluster(workers=1, processes=False) as cluster:
         process = run_scheduling(cluster, SCHEDULES_FAILING)
         _, told = process.communicate(timeout=60)
@@ -169,7 +167,7 @@ def test_errors_that_the_program_never_looked_at_are_on_standard_error_when_it_e
     assert "ValueError: invalid literal for int() with base 10: 'x'" in told
 
 
-def test_a_program_that_was_stopped_for_longer_than_a_lease_finishes_with_large_results_by_sockets(
+def test_stopped_program_fetches_large_results_after_lease(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What it had begun to fetch was let go of, and runs again."""

@@ -99,7 +99,7 @@ def _the_cluster_is_closed() -> Iterator[None]:
 
 @pytest.mark.skipif(not modules(), reason=f"this Python comes without {NAME}")
 @pytest.mark.parametrize(("module", "case"), cases())
-def test_the_standard_librarys_test_passes(
+def test_standard_library_test_passes(
     module: types.ModuleType, case: unittest.TestCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from test.support import script_helper

@@ -64,7 +64,7 @@ TOLD = [
 
 
 @pytest.mark.timeout(300)
-def test_the_types_of_results_are_those_of_the_functions(tmp_path: Path) -> None:
+def test_result_types_are_those_of_functions(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     (tmp_path / "program.py").write_text(PROGRAM)
     done = subprocess.run(
