@@ -41,12 +41,12 @@ def in_processes(processes: zd.local_cluster) -> Iterator[ClusterCoordinator]:
 
 
 @pytest.fixture(params=["threads", "processes"])
-def either(
+def in_slots(
     request: pytest.FixtureRequest, threads: zd.local_cluster, processes: zd.local_cluster
 ) -> Iterator[ClusterCoordinator]:
     cluster = threads if request.param == "threads" else processes
-    with ClusterCoordinator(cluster, cancel_grace_s=0.2, cluster_lost_limit_s=30.0) as made:
-        yield made
+    with ClusterCoordinator(cluster, cancel_grace_s=0.2, cluster_lost_limit_s=30.0) as coordinator:
+        yield coordinator
 
 
 @pytest.fixture
@@ -56,24 +56,26 @@ def coordinator(in_threads: ClusterCoordinator) -> ClusterCoordinator:
 
 
 @pytest.fixture(scope="module")
-def three() -> Iterator[zd.local_cluster]:
+def three_processes() -> Iterator[zd.local_cluster]:
     """Three workers, a process each."""
     with zd.local_cluster(workers=3) as cluster:
         yield cluster
 
 
 @pytest.fixture(params=[None, 2], ids=["roomy", "queue of 2"])
-def of_three(
-    request: pytest.FixtureRequest, three: zd.local_cluster
+def any_queue(
+    request: pytest.FixtureRequest, three_processes: zd.local_cluster
 ) -> Iterator[ClusterCoordinator]:
-    with ClusterCoordinator(three, queue_max=request.param, cancel_grace_s=0.3) as made:
-        yield made
+    with ClusterCoordinator(
+        three_processes, queue_max=request.param, cancel_grace_s=0.3
+    ) as coordinator:
+        yield coordinator
 
 
 @pytest.fixture
-def one(three: zd.local_cluster) -> Iterator[ClusterCoordinator]:
-    with ClusterCoordinator(three, cancel_grace_s=0.3) as made:
-        yield made
+def in_three(three_processes: zd.local_cluster) -> Iterator[ClusterCoordinator]:
+    with ClusterCoordinator(three_processes, cancel_grace_s=0.3) as coordinator:
+        yield coordinator
 
 
 @pytest.fixture

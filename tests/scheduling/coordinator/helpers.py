@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 COORDINATOR_THREAD = "zmqdist-coordinator"
 
 
-def tests_with_fixture(module: ModuleType, fixture: str) -> dict[str, Callable[..., Any]]:
+def select_tests(module: ModuleType, fixture: str) -> dict[str, Callable[..., Any]]:
     """Return the tests of a module that use a fixture, for `globals().update` of another module,
     which has another fixture of that name."""
     tests = {name: fn for name, fn in vars(module).items() if name.startswith("test_")}
@@ -186,7 +186,7 @@ def sum_of(array: np.ndarray[Any, Any]) -> int:
     return int(array.sum(dtype=np.int64))
 
 
-def add_in_place(array: np.ndarray[Any, Any], folder: Path, number: int, writers: int) -> int:
+def add_into(array: np.ndarray[Any, Any], folder: Path, number: int, writers: int) -> int:
     """Write to the array while others have the same value, and return its sum when all have
     written."""
     array += number
@@ -195,7 +195,7 @@ def add_in_place(array: np.ndarray[Any, Any], folder: Path, number: int, writers
     return sum_of(array)
 
 
-def schedule_kept(coordinator: ClusterCoordinator, fn: Any, *args: Any) -> RemoteValue:
+def kept_value(coordinator: ClusterCoordinator, fn: Any, *args: Any) -> RemoteValue:
     """Return a kept value that is ready."""
     value = coordinator.schedule(fn, args, keep=True)
     assert value.exception(20) is None
@@ -204,8 +204,8 @@ def schedule_kept(coordinator: ClusterCoordinator, fn: Any, *args: Any) -> Remot
 
 def check_shared_by_writers(coordinator: ClusterCoordinator, folder: Path) -> RemoteValue:
     """Two functions at a time write to a kept value, and each to its own copy."""
-    value = schedule_kept(coordinator, zeros)
-    sums = [coordinator.schedule(add_in_place, (value, folder, number, 2)) for number in (1, 2)]
+    value = kept_value(coordinator, zeros)
+    sums = [coordinator.schedule(add_into, (value, folder, number, 2)) for number in (1, 2)]
     assert coordinator.fetch(sums) == [KEPT_BYTES, 2 * KEPT_BYTES]
     assert coordinator.schedule(sum_of, (value,)).fetch(20) == 0
     return value

@@ -387,7 +387,7 @@ class Script:
             if work.extra and work.extra.options.worker and work.state in ATTEMPTED
         )
         pinned = machine.affinity._pinned  # reach: a leak shows nowhere else
-        assert {worker: len(those) for worker, those in pinned.items()} == pins
+        assert {worker: len(works_of_worker) for worker, works_of_worker in pinned.items()} == pins
         uses = Counter(
             work.function
             for work in works
@@ -396,14 +396,14 @@ class Script:
         )
         assert +Counter(machine._uses) == uses  # reach: a function that is never forgotten
         for work in self.works.values():
-            ended = work.state in (State.SUCCEEDED, State.FAILED)
-            assert ended == (work.number not in machine.works), work
+            is_finished = work.state in (State.SUCCEEDED, State.FAILED)
+            assert is_finished == (work.number not in machine.works), work
             first = work.state in UNFINISHED and (
                 work.extra is None or work.extra.value_attempt < 0
             )
             assert first == (work.kind is None), work
             may_recompute = work.extra is not None and work.extra.lineage
-            needs_inputs = not ended and (work.state is not State.KEPT or may_recompute)
+            needs_inputs = not is_finished and (work.state is not State.KEPT or may_recompute)
             if work.extra is not None and not needs_inputs:
                 links = (work.extra.inputs, work.extra.used, work.extra.missing)
                 assert not any(links), f"{work} holds other records"
@@ -444,8 +444,8 @@ def message_line(message: object) -> str:
             return f"define {' '.join(str(number) for number, _ in functions)}"
         case Forget(_, numbers, everywhere):
             return f"forget {' '.join(map(str, numbers))}" + " everywhere" * everywhere
-        case CancelWork(items, _, unless_begun):
-            return f"cancel {texts_of(items)}" + " unless-begun" * unless_begun
+        case CancelWork(items, _, spares_running):
+            return f"cancel {texts_of(items)}" + " unless-begun" * spares_running
         case EndRound(number):
             return f"end-round {number}"
         case ResultReceived(items, keep):

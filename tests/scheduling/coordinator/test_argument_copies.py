@@ -27,8 +27,8 @@ SIZES = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def coordinator(either: ClusterCoordinator) -> ClusterCoordinator:
-    return either
+def coordinator(in_slots: ClusterCoordinator) -> ClusterCoordinator:
+    return in_slots
 
 
 def slow_sum(folder: Path, array: Any) -> float:
@@ -69,7 +69,7 @@ def test_captured_array_is_as_at_schedule(
     assert coordinator.fetch(values) == [0.0, size, 2.0 * size]
 
 
-def test_rebound_captured_name_is_seen(coordinator: ClusterCoordinator) -> None:
+def test_rebound_captured_name_counts(coordinator: ClusterCoordinator) -> None:
     factor = 1
 
     def times(number: int) -> int:
@@ -88,9 +88,9 @@ def test_argument_changes_stay_in_their_run(
     own copy."""
     array = np.zeros(3)
 
-    def adds(given: Any) -> tuple[float, float]:
-        given += 1
-        return float(given[0]), float(array[0])
+    def adds(argument: Any) -> tuple[float, float]:
+        argument += 1
+        return float(argument[0]), float(array[0])
 
     assert (
         coordinator.fetch([coordinator.schedule(adds, (array,)) for _ in range(3)])
@@ -101,25 +101,25 @@ def test_argument_changes_stay_in_their_run(
 
 @SIZES
 def test_results_are_private_and_writable(coordinator: ClusterCoordinator, size: int) -> None:
-    kept = np.ones(size)
+    shared = np.ones(size)
 
     def gives() -> Any:
-        return kept, kept
+        return shared, shared
 
     for _ in range(2):
         first, second = coordinator.schedule(gives).get(20)
         first += 1
         assert first.sum() == 2 * size
-        assert kept.sum() == size
+        assert shared.sum() == size
         assert second.sum() in (size, 2 * size)  # the same array twice may come as one
 
 
-_kept: list[Any] = []
+_results: list[Any] = []
 
 
 def keeps_its_result() -> Any:
-    _kept.append(np.ones(MIB))
-    return _kept[-1]
+    _results.append(np.ones(MIB))
+    return _results[-1]
 
 
 def test_result_does_not_change_with_object_of_function(
@@ -128,7 +128,7 @@ def test_result_does_not_change_with_object_of_function(
     """In a thread of this process nothing but a copy keeps the two apart."""
     value = in_threads.schedule(keeps_its_result)
     value.exception(20)
-    _kept.pop()[:] = 99
+    _results.pop()[:] = 99
     assert value.get().max() == 1
 
 
@@ -165,12 +165,12 @@ def test_function_with_unchanged_capture_is_sent_once(
 def test_capture_changes_stay_in_their_run(
     coordinator: ClusterCoordinator,
 ) -> None:
-    seen: list[int] = []
+    marks: list[int] = []
     first = coordinator.schedule(list)
 
     def appends() -> int:
-        seen.append(1)
-        return len(seen)
+        marks.append(1)
+        return len(marks)
 
     def appends_to_the_result() -> int:
         first.append(1)  # type: ignore[attr-defined]  # it is the list there
@@ -194,9 +194,11 @@ def test_module_reload_is_logged_once(
     importlib.reload(edited)
     for _ in range(2):
         assert in_threads.schedule(edited.one).get(20) == 1
-    told = [record.getMessage() for record in caplog.records if "was reloaded" in record.message]
-    assert len(told) == 1
-    assert "module often_edited was reloaded in this program" in told[0]
+    messages = [
+        record.getMessage() for record in caplog.records if "was reloaded" in record.message
+    ]
+    assert len(messages) == 1
+    assert "module often_edited was reloaded in this program" in messages[0]
 
 
 def test_large_arguments_are_freed_after_their_work(

@@ -20,7 +20,7 @@ Start = Callable[[int], Any]
 
 
 @pytest.fixture
-def started(in_threads: ClusterCoordinator) -> Iterator[dict[str, Start]]:
+def starts(in_threads: ClusterCoordinator) -> Iterator[dict[str, Start]]:
     """What begins `-number` in each way, by the name of the type of its result."""
     server = ZmqServer("127.0.0.1:0")
     server.register("neg", operator.neg)
@@ -46,20 +46,20 @@ async def by_wait_for(start: Start) -> list[Any]:
 
 
 async def by_as_completed(start: Start) -> list[Any]:
-    return [await ended for ended in asyncio.as_completed([start(1), start(2)])]
+    return [await awaitable for awaitable in asyncio.as_completed([start(1), start(2)])]
 
 
 async def by_wait(start: Start) -> list[Any]:
-    done, _ = await asyncio.wait([asyncio.ensure_future(start(number)) for number in (1, 2)])
-    return [await task for task in done]
+    finished, _ = await asyncio.wait([asyncio.ensure_future(start(number)) for number in (1, 2)])
+    return [await task for task in finished]
 
 
 async def by_task_group(start: Start) -> list[Any]:
-    async def one(number: int) -> Any:
+    async def result_of(number: int) -> Any:
         return await start(number)
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(number)) for number in (1, 2)]
+        tasks = [group.create_task(result_of(number)) for number in (1, 2)]
     return [task.result() for task in tasks]
 
 
@@ -74,19 +74,19 @@ def leaves(values: list[Any]) -> list[int]:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["RemoteValue", "StatusOrResult"])
 def test_asyncio_waits_for_values(
-    started: dict[str, Start], kind: str, way: Callable[[Start], Awaitable[list[Any]]]
+    starts: dict[str, Start], kind: str, way: Callable[[Start], Awaitable[list[Any]]]
 ) -> None:
     async def run() -> list[Any]:
-        return await way(started[kind])
+        return await way(starts[kind])
 
     assert leaves(asyncio.run(run())) == [-2, -1]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.wait makes tasks of values")
 @pytest.mark.parametrize("kind", ["RemoteValue", "StatusOrResult"])
-def test_asyncio_wait_refuses_values(started: dict[str, Start], kind: str) -> None:
+def test_asyncio_wait_refuses_values(starts: dict[str, Start], kind: str) -> None:
     async def run() -> None:
-        await asyncio.wait([started[kind](1)])
+        await asyncio.wait([starts[kind](1)])
 
     with pytest.raises(
         TypeError, match=r"asyncio.wait takes tasks .*: pass asyncio.ensure_future\(value\)"
@@ -107,8 +107,8 @@ def test_asyncio_wait_refuses_executor_futures(threads: zd.local_cluster) -> Non
 
 @pytest.mark.parametrize("wait", [futures.wait, lambda values: list(futures.as_completed(values))])
 @pytest.mark.parametrize("kind", ["RemoteValue", "StatusOrResult"])
-def test_concurrent_futures_refuse_values(started: dict[str, Start], kind: str, wait: Any) -> None:
+def test_concurrent_futures_refuse_values(starts: dict[str, Start], kind: str, wait: Any) -> None:
     with pytest.raises(
         TypeError, match=f"waits for Futures, and a {kind} is none: pass Futures of an Executor"
     ):
-        wait([started[kind](1)])
+        wait([starts[kind](1)])

@@ -71,16 +71,16 @@ def called_back(
 ) -> Any:
     """What `does()` returns in a callback that was registered while the function was waiting at the
     gate."""
-    ended = threading.Event()
+    called_event = threading.Event()
     returned: list[Any] = []
 
     def callback(_: object) -> None:
         returned.append(does())
-        ended.set()
+        called_event.set()
 
     register(callback)
     Gate.opened.set()
-    assert ended.wait(20), "the callback waits for itself"
+    assert called_event.wait(20), "the callback waits for itself"
     return returned[0]
 
 
@@ -97,36 +97,36 @@ async def run_in(executor: zd.Executor) -> Any:
 
 
 WITH_EXECUTOR: dict[str, tuple[Callable[[zd.Executor, Any, Any], Any], Any]] = {
-    "result of its own": (lambda executor, own, other: own.result(), 1),
-    "result of another": (lambda executor, own, other: other.result(), 2),
-    "exception of another": (lambda executor, own, other: other.exception(), None),
+    "result of its own": (lambda executor, own, peer: own.result(), 1),
+    "result of another": (lambda executor, own, peer: peer.result(), 2),
+    "exception of another": (lambda executor, own, peer: peer.exception(), None),
     "result of new work": (
-        lambda executor, own, other: executor.submit(operator.neg, 3).result(),
+        lambda executor, own, peer: executor.submit(operator.neg, 3).result(),
         -3,
     ),
-    "cancel": (lambda executor, own, other: other.cancel(), False),
+    "cancel": (lambda executor, own, peer: peer.cancel(), False),
     "map": (
-        lambda executor, own, other: list(executor.map(operator.neg, [3, 4], buffersize=1)),
+        lambda executor, own, peer: list(executor.map(operator.neg, [3, 4], buffersize=1)),
         [-3, -4],
     ),
-    "wait": (lambda executor, own, other: len(futures.wait([own, other]).done), 2),
-    "as_completed": (lambda executor, own, other: len(list(futures.as_completed([own, other]))), 2),
+    "wait": (lambda executor, own, peer: len(futures.wait([own, peer]).done), 2),
+    "as_completed": (lambda executor, own, peer: len(list(futures.as_completed([own, peer]))), 2),
     "a callback": (
-        lambda executor, own, other: other.add_done_callback(print) or other.result(),
+        lambda executor, own, peer: peer.add_done_callback(print) or peer.result(),
         2,
     ),
-    "asyncio.wrap_future": (lambda executor, own, other: asyncio.run(wrapped(other)), 2),
-    "run_in_executor": (lambda executor, own, other: asyncio.run(run_in(executor)), -3),
-    "shutdown": (lambda executor, own, other: executor.shutdown(wait=True) or other.result(0), 2),
+    "asyncio.wrap_future": (lambda executor, own, peer: asyncio.run(wrapped(peer)), 2),
+    "run_in_executor": (lambda executor, own, peer: asyncio.run(run_in(executor)), -3),
+    "shutdown": (lambda executor, own, peer: executor.shutdown(wait=True) or peer.result(0), 2),
     "shutdown, cancel": (
-        lambda executor, own, other: executor.shutdown(wait=True, cancel_futures=True),
+        lambda executor, own, peer: executor.shutdown(wait=True, cancel_futures=True),
         None,
     ),
-    "shutdown, no wait": (lambda executor, own, other: executor.shutdown(wait=False), None),
-    "the end of a with": (lambda executor, own, other: executor.__exit__(None, None, None), False),
-    "kill_workers": (lambda executor, own, other: executor.kill_workers(), None),
+    "shutdown, no wait": (lambda executor, own, peer: executor.shutdown(wait=False), None),
+    "the end of a with": (lambda executor, own, peer: executor.__exit__(None, None, None), False),
+    "kill_workers": (lambda executor, own, peer: executor.kill_workers(), None),
     "terminate_workers": (
-        lambda executor, own, other: executor.terminate_workers() or executor.shutdown(),
+        lambda executor, own, peer: executor.terminate_workers() or executor.shutdown(),
         None,
     ),
 }
@@ -137,8 +137,8 @@ def test_future_callback_may_wait_for_executor(threads: zd.local_cluster, case: 
     does, returns = WITH_EXECUTOR[case]
     Gate.opened.clear()
     with zd.Executor(threads) as executor:
-        own, other = executor.submit(passes_gate, 1), executor.submit(passes_gate, 2)
-        assert called_back(own.add_done_callback, lambda: does(executor, own, other)) == returns
+        own, peer = executor.submit(passes_gate, 1), executor.submit(passes_gate, 2)
+        assert called_back(own.add_done_callback, lambda: does(executor, own, peer)) == returns
 
 
 def test_executor_callback_may_close_cluster() -> None:
@@ -162,33 +162,33 @@ def test_shutdown_returns_after_callbacks(threads: zd.local_cluster) -> None:
 
 
 WITH_COORDINATOR: dict[str, tuple[Callable[[ClusterCoordinator, Any, Any], Any], Any]] = {
-    "get of its own": (lambda coordinator, own, other: own.get(), 1),
-    "get of another": (lambda coordinator, own, other: other.get(), 2),
-    "exception of another": (lambda coordinator, own, other: other.exception(), None),
+    "get of its own": (lambda coordinator, own, peer: own.get(), 1),
+    "get of another": (lambda coordinator, own, peer: peer.get(), 2),
+    "exception of another": (lambda coordinator, own, peer: peer.exception(), None),
     "get of new work": (
-        lambda coordinator, own, other: coordinator.schedule(operator.neg, (3,)).get(),
+        lambda coordinator, own, peer: coordinator.schedule(operator.neg, (3,)).get(),
         -3,
     ),
-    "fetch": (lambda coordinator, own, other: coordinator.fetch([own, other]), [1, 2]),
+    "fetch": (lambda coordinator, own, peer: coordinator.fetch([own, peer]), [1, 2]),
     "map": (
-        lambda coordinator, own, other: coordinator.fetch(coordinator.map(operator.neg, [3, 4])),
+        lambda coordinator, own, peer: coordinator.fetch(coordinator.map(operator.neg, [3, 4])),
         [-3, -4],
     ),
-    "join": (lambda coordinator, own, other: coordinator.join(), None),
-    "done": (lambda coordinator, own, other: coordinator.done(20), True),
+    "join": (lambda coordinator, own, peer: coordinator.join(), None),
+    "done": (lambda coordinator, own, peer: coordinator.done(20), True),
     "as_completed": (
-        lambda coordinator, own, other: len(list(coordinator.as_completed([own, other]))),
+        lambda coordinator, own, peer: len(list(coordinator.as_completed([own, peer]))),
         2,
     ),
-    "await": (lambda coordinator, own, other: asyncio.run(awaited(other)), 2),
-    "as_completed of a resource": (lambda coordinator, own, other: resources(coordinator), 3),
+    "await": (lambda coordinator, own, peer: asyncio.run(awaited(peer)), 2),
+    "as_completed of a resource": (lambda coordinator, own, peer: resources(coordinator), 3),
     "await of a resource": (
-        lambda coordinator, own, other: asyncio.run(
+        lambda coordinator, own, peer: asyncio.run(
             awaited(coordinator.create_per_worker_resource(int)[0])
         ),
         0,
     ),
-    "close": (lambda coordinator, own, other: coordinator.close(), None),
+    "close": (lambda coordinator, own, peer: coordinator.close(), None),
 }
 
 
@@ -201,8 +201,8 @@ def test_value_callback_may_wait_for_coordinator(in_threads: ClusterCoordinator,
     does, returns = WITH_COORDINATOR[case]
     Gate.opened.clear()
     in_threads.workers()
-    own, other = in_threads.schedule(passes_gate, (1,)), in_threads.schedule(passes_gate, (2,))
-    assert called_back(own.add_done_callback, lambda: does(in_threads, own, other)) == returns
+    own, peer = in_threads.schedule(passes_gate, (1,)), in_threads.schedule(passes_gate, (2,))
+    assert called_back(own.add_done_callback, lambda: does(in_threads, own, peer)) == returns
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,7 @@ def test_resource_callback_may_wait_for_coordinator(
     Gate.opened.clear()
     in_threads.workers()
     resource = in_threads.create_per_worker_resource(passes_gate, (1,))[0]
-    other = in_threads.schedule(passes_gate, (2,))
+    peer = in_threads.schedule(passes_gate, (2,))
     assert (
-        called_back(resource.add_done_callback, lambda: does(in_threads, resource, other))
-        == returns
+        called_back(resource.add_done_callback, lambda: does(in_threads, resource, peer)) == returns
     )

@@ -78,30 +78,30 @@ def test_unchanged_captured_array_is_copied_once(
     first = capture(array())
     occupy(in_threads, tmp_path)
     values = [in_threads.schedule(first, (7,)) for _ in range(5)]
-    held = in_threads.snapshot().held
-    assert (held.copies, held.parts, held.bytes) == (1, 1, 8 * SIZE)
+    held_parts = in_threads.snapshot().held
+    assert (held_parts.copies, held_parts.parts, held_parts.bytes) == (1, 1, 8 * SIZE)
     go(tmp_path)
     assert in_threads.fetch(values) == [0.0] * 5
 
 
 @pytest.mark.parametrize("capture", CAPTURES.values(), ids=list(CAPTURES))
 def test_captured_array_is_copied_at_each_change(
-    either: ClusterCoordinator, tmp_path: Path, capture: Any
+    in_slots: ClusterCoordinator, tmp_path: Path, capture: Any
 ) -> None:
     array = np.zeros(SIZE)
     first = capture(array)
-    occupy(either, tmp_path)
+    occupy(in_slots, tmp_path)
     values = []
     for number in (1, 1, 2, 3, 3):
         array[7] = number
-        values.append(either.schedule(first, (7,)))
+        values.append(in_slots.schedule(first, (7,)))
     array[:] = 99
-    assert either.snapshot().held.copies == 3
+    assert in_slots.snapshot().held.copies == 3
     go(tmp_path)
-    assert either.fetch(values) == [1.0, 1.0, 2.0, 3.0, 3.0]
+    assert in_slots.fetch(values) == [1.0, 1.0, 2.0, 3.0, 3.0]
 
 
-def test_change_through_view_of_read_only_array_is_seen(
+def test_read_only_array_change_through_view_counts(
     in_threads: ClusterCoordinator,
 ) -> None:
     array = np.zeros(SIZE)
@@ -115,7 +115,7 @@ def test_change_through_view_of_read_only_array_is_seen(
     assert in_threads.fetch(values) == [0.0, 1.0, 2.0]
 
 
-def test_replaced_captured_array_is_seen(
+def test_replaced_captured_array_counts(
     in_threads: ClusterCoordinator,
 ) -> None:
     model = Model(np.zeros(SIZE))
@@ -127,7 +127,7 @@ def test_replaced_captured_array_is_seen(
 
 
 def test_captured_array_writes_stay_in_their_run(
-    either: ClusterCoordinator,
+    in_slots: ClusterCoordinator,
 ) -> None:
     array = np.zeros(SIZE)
 
@@ -136,12 +136,12 @@ def test_captured_array_writes_stay_in_their_run(
         array += 1
         return float(array.sum())
 
-    assert either.fetch(either.map(adds, range(8))) == [float(SIZE)] * 8
+    assert in_slots.fetch(in_slots.map(adds, range(8))) == [float(SIZE)] * 8
     assert array.sum() == 0
 
 
 def test_read_only_captured_array_arrives_writable(
-    either: ClusterCoordinator,
+    in_slots: ClusterCoordinator,
 ) -> None:
     array = np.zeros(SIZE)
     array.flags.writeable = False
@@ -150,12 +150,12 @@ def test_read_only_captured_array_arrives_writable(
         array[:] += 1
         return float(array.sum())
 
-    assert either.fetch([either.schedule(adds) for _ in range(4)]) == [float(SIZE)] * 4
+    assert in_slots.fetch([in_slots.schedule(adds) for _ in range(4)]) == [float(SIZE)] * 4
     assert array.sum() == 0
 
 
 def test_frozen_array_is_never_copied(
-    either: ClusterCoordinator,
+    in_slots: ClusterCoordinator,
 ) -> None:
     model = Model(zd.freeze(np.ones(SIZE)))
 
@@ -163,9 +163,9 @@ def test_frozen_array_is_never_copied(
         (weights,) = model.layers["first"]
         return float(weights.sum()), weights.flags.writeable
 
-    values = [either.schedule(looks) for _ in range(10)]
-    assert either.snapshot().held.copies == 0
-    assert either.fetch(values) == [(float(SIZE), False)] * 10
+    values = [in_slots.schedule(looks) for _ in range(10)]
+    assert in_slots.snapshot().held.copies == 0
+    assert in_slots.fetch(values) == [(float(SIZE), False)] * 10
 
 
 def test_function_with_large_arrays_is_sent_once(
@@ -188,13 +188,13 @@ def changing(array: Any) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("size", [10, SIZE], ids=["in the pickle", "beside it"])
-def test_map_copies_its_function_once(either: ClusterCoordinator, size: int) -> None:
+def test_map_copies_its_function_once(in_slots: ClusterCoordinator, size: int) -> None:
     array = np.zeros(size)
-    before = either.snapshot().functions_pickled
-    values = either.map(lambda number: float(array[number]), changing(array))
-    after = either.snapshot()
+    before = in_slots.snapshot().functions_pickled
+    values = in_slots.map(lambda number: float(array[number]), changing(array))
+    after = in_slots.snapshot()
     assert (after.functions_pickled - before, after.held.copies) == (1, int(size == SIZE))
-    assert either.fetch(values) == [0.0] * 6
+    assert in_slots.fetch(values) == [0.0] * 6
 
 
 @pytest.mark.parametrize("size", [10, SIZE], ids=["in the pickle", "beside it"])
@@ -208,34 +208,34 @@ def test_executor_map_copies_function_once(threads: zd.local_cluster, size: int)
 
 
 def test_map_function_may_capture_pending_values(
-    either: ClusterCoordinator, tmp_path: Path
+    in_slots: ClusterCoordinator, tmp_path: Path
 ) -> None:
-    gate = either.schedule(waits, (tmp_path,))
+    gate = in_slots.schedule(waits, (tmp_path,))
     model = Model(np.ones(SIZE))
-    values = either.map(lambda number: (gate, model.first(number)), range(4))
+    values = in_slots.map(lambda number: (gate, model.first(number)), range(4))
     model.layers.clear()
     go(tmp_path)
-    assert either.fetch(values) == [("x", 1.0)] * 4
+    assert in_slots.fetch(values) == [("x", 1.0)] * 4
 
 
 def test_captured_arrays_are_freed_after_their_work(
-    either: ClusterCoordinator, tmp_path: Path
+    in_slots: ClusterCoordinator, tmp_path: Path
 ) -> None:
     array = np.ones(SIZE)
-    values = [either.schedule(lambda: (waits(tmp_path), array.sum()))]
-    values += [either.schedule(lambda: array.sum()) for _ in range(3)]
-    values += either.map(lambda number: array[number], range(3))
+    values = [in_slots.schedule(lambda: (waits(tmp_path), array.sum()))]
+    values += [in_slots.schedule(lambda: array.sum()) for _ in range(3)]
+    values += in_slots.map(lambda number: array[number], range(3))
     values += [
-        either.schedule(lambda: array.sum(), keep=True),
-        either.schedule(lambda: array.sum(), retries=2),
+        in_slots.schedule(lambda: array.sum(), keep=True),
+        in_slots.schedule(lambda: array.sum(), retries=2),
     ]
-    assert either.snapshot().held.parts > 0
+    assert in_slots.snapshot().held.parts > 0
     go(tmp_path)
-    either.join(30)
+    in_slots.join(30)
     del values
     gc.collect()
-    until(lambda: either.snapshot().held.parts == 0)
-    until(lambda: either.snapshot().records == 0)
+    until(lambda: in_slots.snapshot().held.parts == 0)
+    until(lambda: in_slots.snapshot().records == 0)
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
@@ -245,8 +245,8 @@ def test_function_at_inline_bound_arrives_whole(
 ) -> None:
     def of(count: int) -> Callable[[], int]:
         text = b"x" * count
-        kept = [text] if changes else (text,)
-        return lambda: len(kept[0])
+        captured = [text] if changes else (text,)
+        return lambda: len(captured[0])
 
     besides = len(pack_function(of(60_000))) - 60_000
     count = INLINE_BYTES_MAX - besides + more
@@ -254,7 +254,7 @@ def test_function_at_inline_bound_arrives_whole(
     assert [in_threads.schedule(of(count)).get(20) for _ in range(2)] == [count] * 2
 
 
-def test_freed_function_is_forgotten_at_next_large_one(
+def test_freed_function_is_forgotten_later(
     in_threads: ClusterCoordinator,
 ) -> None:
     for number in range(10):
@@ -269,13 +269,16 @@ def test_evicted_array_is_fetched_again(
 ) -> None:
     """Without shared memory, so that the worker fetches it; it keeps less than two of them."""
     monkeypatch.setattr("zmqdist.scheduling.worker.worker_cache.WORKER_CACHE_BYTES_MAX", 8 * SIZE)
-    one, two = (Model(np.full(SIZE, number)) for number in (1, 2))
+    first_model, second_model = (Model(np.full(SIZE, number)) for number in (1, 2))
     with (
         zd.local_cluster(workers=1, processes=False) as cluster,
         ClusterCoordinator(cluster) as coordinator,
     ):
         gate = coordinator.schedule(waits, (tmp_path,))
-        values = [coordinator.schedule(model.first, (7,)) for model in (one, two, one, two)]
+        values = [
+            coordinator.schedule(model.first, (7,))
+            for model in (first_model, second_model, first_model, second_model)
+        ]
         assert coordinator.snapshot().held.copies == 2
         go(tmp_path)
         assert coordinator.fetch([gate, *values]) == ["x", 1.0, 2.0, 1.0, 2.0]

@@ -24,21 +24,21 @@ LARGE = 2**20
 
 @pytest.fixture
 def dispatcher() -> Iterator[zd.DispatchServer]:
-    with zd.DispatchServer() as made:
-        yield made
+    with zd.DispatchServer() as dispatcher:
+        yield dispatcher
 
 
 @pytest.fixture
 def worker(dispatcher: zd.DispatchServer) -> Iterator[zd.WorkerServer]:
     """With one thread."""
-    with zd.WorkerServer(WorkerConfig(dispatcher.address, index=0)) as made:
-        yield made
+    with zd.WorkerServer(WorkerConfig(dispatcher.address, index=0)) as worker:
+        yield worker
 
 
 @pytest.fixture
 def coordinator(dispatcher: zd.DispatchServer) -> Iterator[ClusterCoordinator]:
-    with ClusterCoordinator(dispatcher, queue_max=4, cancel_grace_s=0.2) as made:
-        yield made
+    with ClusterCoordinator(dispatcher, queue_max=4, cancel_grace_s=0.2) as coordinator:
+        yield coordinator
 
 
 def fails() -> None:
@@ -79,9 +79,9 @@ def test_snapshot_counts_work_and_waiting_threads(
     scheduling.join(20)
     coordinator.join(20)
     assert coordinator.fetch(values) == list(range(9))
-    ended = coordinator.snapshot()
-    assert (ended.scheduled, ended.unfinished, ended.queued, ended.records) == (10, 0, 0, 0)
-    assert (ended.busy, ended.waiting_for_room, ended.functions, ended.functions_pickled) == (
+    final = coordinator.snapshot()
+    assert (final.scheduled, final.unfinished, final.queued, final.records) == (10, 0, 0, 0)
+    assert (final.busy, final.waiting_for_room, final.functions, final.functions_pickled) == (
         False,
         0,
         2,

@@ -35,8 +35,8 @@ def cluster() -> Iterator[zd.local_cluster]:
 def coordinator(
     request: pytest.FixtureRequest, cluster: zd.local_cluster
 ) -> Iterator[ClusterCoordinator]:
-    with ClusterCoordinator(cluster, queue_max=request.param, cancel_grace_s=0.2) as made:
-        yield made
+    with ClusterCoordinator(cluster, queue_max=request.param, cancel_grace_s=0.2) as coordinator:
+        yield coordinator
 
 
 def good() -> int:
@@ -102,9 +102,9 @@ def test_schedule_raises_unseen_error(
     assert str(first.exception(20)) == "assertion 1 failed"
     second = coordinator.schedule(bad, (2,))
     until(second.done)
-    with pytest.raises(errors.InvalidArgumentError, match="assertion 2 failed") as told:
+    with pytest.raises(errors.InvalidArgumentError, match="assertion 2 failed") as caught:
         coordinator.schedule(good)
-    assert [str(each) for each in told.value.failures] == [
+    assert [str(error) for error in caught.value.failures] == [
         "assertion 1 failed",
         "assertion 2 failed",
     ]
@@ -117,9 +117,11 @@ def test_unseen_errors_are_logged_at_close(
     with ClusterCoordinator(cluster) as coordinator:
         assert coordinator.schedule(bad, (1,)).exception(20) is not None
         until(coordinator.schedule(bad, (2,)).done)
-    told = [record.message for record in caplog.records if "has not looked at" in record.message]
+    messages = [
+        record.message for record in caplog.records if "has not looked at" in record.message
+    ]
     text = "the program has not looked at 1 error of scheduled functions: call join() before the end, or result() of each "
-    assert told == [
+    assert messages == [
         f"{text}value. The first: {__name__}.bad: InvalidArgumentError: assertion 2 failed"
     ]
 
@@ -131,8 +133,10 @@ def test_unseen_error_beyond_limit_is_logged_without_text(
     with ClusterCoordinator(cluster) as coordinator:
         assert coordinator.schedule(bad, (1,)).exception(20) is not None
         until(coordinator.schedule(bad, (2,)).done)
-    (told,) = [record.message for record in caplog.records if "has not looked at" in record.message]
-    assert told.endswith(
+    (message,) = [
+        record.message for record in caplog.records if "has not looked at" in record.message
+    ]
+    assert message.endswith(
         "1 error of scheduled functions: call join() before the end, or result() of each value."
     )
 
@@ -198,15 +202,15 @@ def test_raised_error_has_failures_of_its_round_only(
     coordinator: ClusterCoordinator,
 ) -> None:
     until(coordinator.schedule(bad, (1,)).done)
-    with pytest.raises(errors.InvalidArgumentError, match="assertion 1 failed") as told:
+    with pytest.raises(errors.InvalidArgumentError, match="assertion 1 failed") as caught:
         coordinator.schedule(bad, (2,))
-    assert [str(error) for error in told.value.failures] == ["assertion 1 failed"]
+    assert [str(error) for error in caught.value.failures] == ["assertion 1 failed"]
     assert not coordinator.snapshot().failed
     coordinator.join(0)
     assert coordinator.schedule(bad, (3,)).exception(20) is not None
-    with pytest.raises(errors.InvalidArgumentError, match="assertion 3 failed") as told:
+    with pytest.raises(errors.InvalidArgumentError, match="assertion 3 failed") as caught:
         coordinator.join(20)
-    assert [str(error) for error in told.value.failures] == ["assertion 3 failed"]
+    assert [str(error) for error in caught.value.failures] == ["assertion 3 failed"]
 
 
 def test_raised_error_has_earlier_failures(
@@ -219,18 +223,18 @@ def test_raised_error_has_earlier_failures(
             values.append(coordinator.schedule(len, (values[0],)))
         for value in values:
             assert value.exception(20) is not None
-        with pytest.raises(errors.InvalidArgumentError) as told:
+        with pytest.raises(errors.InvalidArgumentError) as caught:
             coordinator.join(20)
-        failures = told.value.failures  # type: ignore[attr-defined]
+        failures = caught.value.failures  # type: ignore[attr-defined]
         own = sorted(
             str(error) for error in failures if not isinstance(error, errors.ClosureInputError)
         )
         assert own == [f"assertion {n} failed" for n in range(3)]
         assert len(failures) == 4
-        assert str(failures[0]) == str(told.value)
+        assert str(failures[0]) == str(caught.value)
         assert sum(isinstance(error, errors.ClosureInputError) for error in failures) == 1
         assert list(map(str, coordinator.failures)) == list(map(str, failures))
-        assert len(pickle.loads(pickle.dumps(told.value)).failures) == 4
+        assert len(pickle.loads(pickle.dumps(caught.value)).failures) == 4
 
 
 def test_failures_of_slotted_error_are_on_coordinator(
@@ -238,14 +242,14 @@ def test_failures_of_slotted_error_are_on_coordinator(
 ) -> None:
     assert coordinator.failures == []
     coordinator.schedule(raises, (Slotted, "x"))
-    with pytest.raises(Slotted) as told:
+    with pytest.raises(Slotted) as caught:
         coordinator.join(20)
-    assert not hasattr(told.value, "failures")
+    assert not hasattr(caught.value, "failures")
     assert [type(error) for error in coordinator.failures] == [Slotted]
 
 
 @pytest.mark.parametrize(
-    ("error", "args", "kind", "told"),
+    ("error", "args", "kind", "message"),
     [
         (StopIteration, (3,), errors.OutOfRangeError, "StopIteration: 3"),
         (Loses, (), Loses, "no more locks"),
@@ -258,13 +262,13 @@ def test_unraisable_error_is_replaced_in_fetch_and_join(
     error: type[BaseException],
     args: Any,
     kind: type[Exception],
-    told: str,
+    message: str,
 ) -> None:
     value = coordinator.schedule(raises, (error, *args))
-    with pytest.raises(kind, match=told) as raised:
+    with pytest.raises(kind, match=message) as raised:
         value.fetch(20)
     assert "in raises" in str(raised.value.__cause__)
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=message):
         coordinator.join(20)
 
 
@@ -294,8 +298,8 @@ class Tensor:
 
 def test_fetch_converts_tensors_unlike_get_and_gather(coordinator: ClusterCoordinator) -> None:
     value = coordinator.schedule(lambda: {"a": [Tensor(1, 2), None], "b": (3.5, "x")})
-    got, fetched = value.get(20), value.fetch()
-    assert isinstance(got["a"][0], Tensor)
+    plain, fetched = value.get(20), value.fetch()
+    assert isinstance(plain["a"][0], Tensor)
     assert isinstance(coordinator.gather([value])[0]["a"][0], Tensor)
     assert isinstance(fetched["a"][0], np.ndarray)
     assert fetched["a"][0].tolist() == [1, 2]
@@ -360,14 +364,14 @@ print("well")
 
 
 def test_unreferenced_coordinator_ends_its_threads(cluster: zd.local_cluster) -> None:
-    ended = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", COLLECTED, cluster.target],
         capture_output=True,
         text=True,
         timeout=60,
         env={**os.environ, **_token(cluster)},
     )
-    assert (ended.stdout, ended.returncode) == ("well\n", 0), ended.stderr
+    assert (process.stdout, process.returncode) == ("well\n", 0), process.stderr
 
 
 def _token(cluster: zd.local_cluster) -> dict[str, str]:

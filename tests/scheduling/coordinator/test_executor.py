@@ -44,20 +44,20 @@ def test_arguments_named_like_parameters_reach_function(threads: zd.local_cluste
         }
 
 
-def test_map_with_buffersize_submits_as_results_are_taken(threads: zd.local_cluster) -> None:
+def test_map_with_buffersize_submits_on_demand(threads: zd.local_cluster) -> None:
     """The items may be endless, and the order is theirs."""
-    taken: list[int] = []
+    drawn: list[int] = []
 
     def endless() -> Iterator[int]:
         for number in itertools.count():
-            taken.append(number)
+            drawn.append(number)
             yield number
 
     with zd.Executor(threads) as executor:
         results = executor.map(abs, endless(), buffersize=3)
-        assert taken == [0, 1, 2]
+        assert drawn == [0, 1, 2]
         assert [next(results) for _ in range(10)] == list(range(10))
-        assert taken == list(range(13))
+        assert drawn == list(range(13))
         results.close()  # type: ignore[attr-defined]
         assert list(executor.map(abs, [-1, -2, -3], buffersize=7)) == [1, 2, 3]
         assert list(executor.map(abs, [], buffersize=1)) == []
@@ -101,8 +101,8 @@ def test_standard_library_as_completed_and_wait_work(
     with zd.Executor(threads) as executor:
         slow = executor.submit(waits, tmp_path)
         quick = executor.submit(int)
-        done, missing = futures.wait([slow, quick], 20, return_when=futures.FIRST_COMPLETED)
-        assert (done, missing) == ({quick}, {slow})
+        finished, missing = futures.wait([slow, quick], 20, return_when=futures.FIRST_COMPLETED)
+        assert (finished, missing) == ({quick}, {slow})
         go(tmp_path)
         assert list(futures.as_completed([slow, quick], 20)) in ([slow, quick], [quick, slow])
 
@@ -131,10 +131,10 @@ def test_result_that_exits_at_unpickling_fails_its_future(
     threads: zd.local_cluster,
 ) -> None:
     with zd.Executor(threads) as executor:
-        deadly, other = executor.submit(ExitsWhenUnpickled), executor.submit(int)
+        deadly, plain = executor.submit(ExitsWhenUnpickled), executor.submit(int)
         with pytest.raises(BrokenProcessPool, match="cannot be unpickled here: SystemExit"):
             deadly.result(20)
-        assert other.result(20) == 0
+        assert plain.result(20) == 0
 
 
 def test_exit_in_callback_does_not_block_shutdown(
@@ -262,13 +262,13 @@ def test_kill_and_terminate_workers_end_all_futures(
     for future in running:
         with pytest.raises(BrokenProcessPool, match="was cut off"):
             future.result(20)
-    done, missing = futures.wait(queued, 20)
+    finished, missing = futures.wait(queued, 20)
     assert not missing
-    assert all(future.cancelled() for future in done)
+    assert all(future.cancelled() for future in finished)
     until(lambda: not processes.dispatcher.snapshot().coordinators)
     executor.shutdown()
-    with zd.Executor(processes) as other:
-        assert list(other.map(int, range(10))) == list(range(10))
+    with zd.Executor(processes) as successor:
+        assert list(successor.map(int, range(10))) == list(range(10))
     until(lambda: not list(tmp_path.glob("begun-queued*")))
 
 
@@ -320,17 +320,17 @@ def test_callback_may_cancel_other_futures(threads: zd.local_cluster, tmp_path: 
     with zd.Executor(threads) as executor:
         running = [executor.submit(waits, tmp_path, str(i)) for i in range(3)]
         queued = executor.submit(waits, tmp_path, "queued")
-        ended = threading.Event()
+        cancel_event = threading.Event()
         answers: list[bool] = []
 
         def cancels(_: futures.Future[Any]) -> None:
             answers.append(queued.cancel())
-            ended.set()
+            cancel_event.set()
 
         until(lambda: len(begun(tmp_path)) == 3)
         running[0].add_done_callback(cancels)
         go(tmp_path)
-        assert ended.wait(20)
+        assert cancel_event.wait(20)
     assert answers == [queued.cancelled()]
 
 
@@ -368,8 +368,8 @@ def test_initializer_is_called_once_in_each_process(
     processes: zd.local_cluster,
 ) -> None:
     with zd.Executor(processes, initializer=initializes, initargs=(7,)) as executor:
-        seen = list(executor.map(lambda _: initialized(), range(50)))
-        assert dict(seen) == {pid: [7] for pid, _ in seen}
+        pairs = list(executor.map(lambda _: initialized(), range(50)))
+        assert dict(pairs) == {pid: [7] for pid, _ in pairs}
         assert executor.submit(dict, self=1).result(20) == {"self": 1}
         with pytest.raises(pickle.PicklingError, match=r"args\[0\], a _thread.lock"):
             executor.submit(int, threading.Lock()).result(20)
@@ -397,8 +397,8 @@ def test_base_exception_is_in_its_future(error: BaseException, threads: zd.local
         raise error
 
     with zd.Executor(threads) as executor:
-        found = executor.submit(raises).exception(20)
-        assert (type(found), getattr(found, "args", None)) == (type(error), error.args)
+        raised = executor.submit(raises).exception(20)
+        assert (type(raised), getattr(raised, "args", None)) == (type(error), error.args)
         assert executor.submit(int).result(20) == 0
 
 
@@ -449,13 +449,13 @@ def test_executor_errors_survive_pickling(name: str) -> None:
 
 def test_callbacks_may_shut_down_each_others_executor(threads: zd.local_cluster) -> None:
     first, second = zd.Executor(threads), zd.Executor(threads)
-    both_run, ended = threading.Barrier(2), [threading.Event(), threading.Event()]
+    both_run, shutdown_events = threading.Barrier(2), [threading.Event(), threading.Event()]
 
-    def shut_down(other: zd.Executor, event: threading.Event) -> None:
+    def shut_down(executor: zd.Executor, event: threading.Event) -> None:
         both_run.wait(10)
-        other.shutdown()
+        executor.shutdown()
         event.set()
 
-    first.submit(abs, -1).add_done_callback(lambda _: shut_down(second, ended[0]))
-    second.submit(abs, -2).add_done_callback(lambda _: shut_down(first, ended[1]))
-    assert all(event.wait(10) for event in ended)
+    first.submit(abs, -1).add_done_callback(lambda _: shut_down(second, shutdown_events[0]))
+    second.submit(abs, -2).add_done_callback(lambda _: shut_down(first, shutdown_events[1]))
+    assert all(event.wait(10) for event in shutdown_events)

@@ -21,20 +21,20 @@ MADE_BEFORE = "this ClusterCoordinator was made before a fork: make a new one in
 
 def test_forked_child_cannot_fetch_or_free_kept_value() -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
-        kept = [coordinator.schedule(bytes, (100_000,), keep=True)]
+        values = [coordinator.schedule(bytes, (100_000,), keep=True)]
         coordinator.join(20)
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                kept[0].get(10)
+                values[0].get(10)
             except errors.FailedPreconditionError:
-                kept.clear()
+                values.clear()
                 code = 0
             finally:
                 _exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert kept[0].get(10) == bytes(100_000)
+        assert values[0].get(10) == bytes(100_000)
 
 
 def test_forked_child_closes_nothing(tmp_path: Path) -> None:

@@ -43,11 +43,11 @@ def travelled() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("stopped", [replaced, frozen, travelled])
-def test_time_outs_end_on_stopped_clock(stopped: Callable[[], Any]) -> None:
+@pytest.mark.parametrize("stop_clock", [replaced, frozen, travelled])
+def test_time_outs_end_on_stopped_clock(stop_clock: Callable[[], Any]) -> None:
     Gate.opened.clear()
     with (
-        stopped(),
+        stop_clock(),
         zd.local_cluster(workers=1, processes=False) as cluster,
         ClusterCoordinator(cluster) as coordinator,
         zd.Executor(cluster) as executor,
@@ -69,10 +69,10 @@ def test_time_outs_end_on_stopped_clock(stopped: Callable[[], Any]) -> None:
         assert len(list(dataset)) == 3
 
 
-@pytest.mark.parametrize("stopped", [replaced, frozen, travelled])
-def test_calls_end_on_stopped_clock(own_secrets: None, stopped: Callable[[], Any]) -> None:
+@pytest.mark.parametrize("stop_clock", [replaced, frozen, travelled])
+def test_calls_end_on_stopped_clock(own_secrets: None, stop_clock: Callable[[], Any]) -> None:
     Gate.opened.clear()
-    with stopped():
+    with stop_clock():
         server = ZmqServer("127.0.0.1:0")
         server.register("m", passes_gate)
         server.start()

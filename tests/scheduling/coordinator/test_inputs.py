@@ -41,9 +41,9 @@ def changes(array: np.ndarray[Any, Any]) -> int:
     return int(array.sum(dtype=np.int64))
 
 
-GIVEN: list[Any] = [
+ARGUMENTS: list[Any] = [
     lambda value: (add, (value,), None),
-    lambda value: (lambda given: given[0]["a"][0] + 1, ([{"a": (value,)}],), None),
+    lambda value: (lambda nested: nested[0]["a"][0] + 1, ([{"a": (value,)}],), None),
     lambda value: (add, None, {"a": value}),
     lambda value: (lambda: value + 1, None, None),  # type: ignore[operator]
     lambda value: (functools.partial(add, value), None, None),
@@ -52,18 +52,18 @@ GIVEN: list[Any] = [
 
 @pytest.mark.parametrize("keep", [False, True], ids=["here", "kept"])
 @pytest.mark.parametrize(
-    "given", GIVEN, ids=["argument", "nested", "keyword", "captured", "partial"]
+    "arguments", ARGUMENTS, ids=["argument", "nested", "keyword", "captured", "partial"]
 )
 def test_result_can_be_input_at_any_depth(
-    coordinator: ClusterCoordinator, given: Any, keep: bool, tmp_path: Path
+    coordinator: ClusterCoordinator, arguments: Any, keep: bool, tmp_path: Path
 ) -> None:
     value = coordinator.schedule(lambda: len(waits(tmp_path, "12345")), keep=keep)
-    before = coordinator.schedule(*given(value))
+    before = coordinator.schedule(*arguments(value))
     go(tmp_path)
     assert before.fetch(20) == 6
-    assert coordinator.schedule(*given(value)).fetch(20) == 6
+    assert coordinator.schedule(*arguments(value)).fetch(20) == 6
     assert value.fetch(20) == 5
-    assert coordinator.schedule(*given(value)).fetch(20) == 6
+    assert coordinator.schedule(*arguments(value)).fetch(20) == 6
 
 
 def test_captured_results_of_same_code_stay_apart(
@@ -98,15 +98,15 @@ def test_changed_result_is_input_as_it_is_at_schedule(
 ) -> None:
     value = in_threads.schedule(dict, (), {"a": 1})
     value.get(20)["b"] = 2
-    given = in_threads.schedule(dict, (value,))
+    copy = in_threads.schedule(dict, (value,))
     value.get()["c"] = 3
-    assert given.fetch(20) == {"a": 1, "b": 2}
+    assert copy.fetch(20) == {"a": 1, "b": 2}
 
 
 def test_inputs_too_large_together_for_message_arrive(coordinator: ClusterCoordinator) -> None:
     size = INLINE_BYTES_MAX // 4
     values = [coordinator.schedule(bytes, (size,)) for _ in range(8)]
-    assert coordinator.schedule(lambda given: sum(map(len, given)), (values,)).fetch(20) == 8 * size
+    assert coordinator.schedule(lambda items: sum(map(len, items)), (values,)).fetch(20) == 8 * size
     until(lambda: coordinator.snapshot().held.parts == 0)
 
 
@@ -121,14 +121,14 @@ def test_chain_of_inputs_runs_in_order(coordinator: ClusterCoordinator) -> None:
 
 def test_input_lives_until_dependents_end(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     first = in_threads.schedule(waits, (tmp_path,))
-    gone = weakref.ref(first)
+    first_reference = weakref.ref(first)
     second = in_threads.schedule(len, (first,))
     del first
     gc.collect()
-    assert gone() is not None
+    assert first_reference() is not None
     go(tmp_path)
     assert second.fetch(20) == 1
-    until(lambda: gone() is None)
+    until(lambda: first_reference() is None)
 
 
 def test_work_waiting_for_input_counts_for_queue_max(
@@ -168,10 +168,10 @@ def test_failed_input_fails_direct_and_indirect_dependents(
     for value in (second, third):
         with pytest.raises(
             errors.ClosureInputError, match=r"Input has an error.*no such row"
-        ) as told:
+        ) as caught:
             value.fetch(20)
-        assert isinstance(told.value.original_exception, KeyError)
-        assert "in fails" in str(told.value.original_exception.__cause__)
+        assert isinstance(caught.value.original_exception, KeyError)
+        assert "in fails" in str(caught.value.original_exception.__cause__)
     with pytest.raises(KeyError):
         coordinator.join(20)
     coordinator.join(0)
@@ -193,13 +193,16 @@ def test_failed_input_fails_next_round(
 def test_cancelled_input_fails_its_dependents_only(
     in_threads: ClusterCoordinator, tmp_path: Path
 ) -> None:
-    first, other = in_threads.schedule(waits, (tmp_path,)), in_threads.schedule(waits, (tmp_path,))
+    first, independent = (
+        in_threads.schedule(waits, (tmp_path,)),
+        in_threads.schedule(waits, (tmp_path,)),
+    )
     second = in_threads.schedule(len, (first,))
-    third = in_threads.schedule(len, (other,))
+    third = in_threads.schedule(len, (independent,))
     assert first.cancel()
-    with pytest.raises(errors.ClosureInputError) as told:
+    with pytest.raises(errors.ClosureInputError) as caught:
         second.fetch(20)
-    assert isinstance(told.value.original_exception, errors.CancelledError)
+    assert isinstance(caught.value.original_exception, errors.CancelledError)
     go(tmp_path)
     assert third.fetch(20) == 1
 
@@ -222,10 +225,10 @@ def test_value_of_another_coordinator_is_refused(
 ) -> None:
     value = in_threads.schedule(int)
     with (
-        ClusterCoordinator(threads) as other,
+        ClusterCoordinator(threads) as stranger,
         pytest.raises(ValueError, match="functions of its own coordinator"),
     ):
-        other.schedule(len, (value,))
+        stranger.schedule(len, (value,))
     in_threads.join(20)
 
 

@@ -15,7 +15,7 @@ import zmqdist as zd
 from tests.scheduling.coordinator.helpers import (
     KEPT_BYTES,
     check_shared_by_writers,
-    schedule_kept,
+    kept_value,
     small,
     sum_of,
     zeros,
@@ -30,11 +30,11 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture
 def near(threads: zd.local_cluster) -> Iterator[ClusterCoordinator]:
     """Workers whose stores a test can look into."""
-    with ClusterCoordinator(threads) as made:
-        yield made
+    with ClusterCoordinator(threads) as coordinator:
+        yield coordinator
 
 
-def held(cluster: zd.local_cluster) -> int:
+def held_parts(cluster: zd.local_cluster) -> int:
     """Parts in the stores of workers that are threads."""
     return sum(worker.snapshot().held.parts for worker in cluster.servers)
 
@@ -62,7 +62,7 @@ def test_kept_value_is_read_without_shared_memory(no_shared_memory: None, tmp_pa
 
 
 def test_kept_bytes_do_not_pass_coordinator(coordinator: ClusterCoordinator) -> None:
-    value = schedule_kept(coordinator, zeros)
+    value = kept_value(coordinator, zeros)
     assert coordinator.schedule(sum_of, (value,)).fetch(20) == 0
     snapshot = coordinator.snapshot()
     assert (snapshot.held.parts, snapshot.held.copies) == (0, 0), "nothing was held here"
@@ -71,7 +71,7 @@ def test_kept_bytes_do_not_pass_coordinator(coordinator: ClusterCoordinator) -> 
 
 
 def test_kept_value_is_fetched_once_and_stays_usable(coordinator: ClusterCoordinator) -> None:
-    value = schedule_kept(coordinator, zeros)
+    value = kept_value(coordinator, zeros)
     mine = value.fetch()
     assert mine.nbytes == KEPT_BYTES
     assert mine.flags.writeable
@@ -84,7 +84,7 @@ def test_kept_value_is_fetched_once_and_stays_usable(coordinator: ClusterCoordin
 
 USES: list[Any] = [
     lambda value: (dict, (value,), None),
-    lambda value: (lambda given: given["x"][1], ({"x": [0, value]},), None),
+    lambda value: (lambda argument: argument["x"][1], ({"x": [0, value]},), None),
     lambda value: (lambda x: x, None, {"x": value}),
     lambda value: (lambda: value, None, None),
 ]
@@ -94,15 +94,15 @@ USES: list[Any] = [
 def test_small_kept_value_can_be_input_at_any_depth(
     coordinator: ClusterCoordinator, use: Any
 ) -> None:
-    value = schedule_kept(coordinator, small)
+    value = kept_value(coordinator, small)
     assert coordinator.schedule(*use(value)).fetch(20) == {"a": 1}
     assert value.fetch() == {"a": 1}
 
 
 def test_kept_value_can_have_kept_inputs(coordinator: ClusterCoordinator) -> None:
-    value = schedule_kept(coordinator, zeros)
+    value = kept_value(coordinator, zeros)
     for _ in range(3):
-        value = schedule_kept(coordinator, np.add, value, 1)
+        value = kept_value(coordinator, np.add, value, 1)
     assert coordinator.schedule(sum_of, (value,)).fetch(20) == 3 * KEPT_BYTES
 
 
@@ -113,8 +113,8 @@ def test_kept_value_can_be_awaited(near: ClusterCoordinator) -> None:
     assert asyncio.run(main()) == 0
 
 
-def test_repr_says_that_value_is_kept(near: ClusterCoordinator) -> None:
-    value = schedule_kept(near, small)
+def test_repr_of_kept_value(near: ClusterCoordinator) -> None:
+    value = kept_value(near, small)
     assert (
         repr(value)
         == "<RemoteValue of tests.scheduling.coordinator.helpers.small: kept by its worker>"
@@ -134,7 +134,7 @@ def test_failed_function_keeps_nothing(near: ClusterCoordinator) -> None:
 
 
 def test_kept_value_outlives_its_round(near: ClusterCoordinator) -> None:
-    value = schedule_kept(near, zeros)
+    value = kept_value(near, zeros)
     near.schedule(int, ("x",))
     with pytest.raises(ValueError, match="invalid literal"):
         near.join(20)
@@ -147,23 +147,23 @@ def test_kept_value_outlives_its_round(near: ClusterCoordinator) -> None:
 def test_worker_holds_kept_value_until_it_is_dropped(
     near: ClusterCoordinator, threads: zd.local_cluster
 ) -> None:
-    values = [schedule_kept(near, zeros) for _ in range(3)]
-    assert held(threads) == 3
+    values = [kept_value(near, zeros) for _ in range(3)]
+    assert held_parts(threads) == 3
     values[0].fetch()
     del values[0]
     gc.collect()
-    until(lambda: held(threads) == 2)
+    until(lambda: held_parts(threads) == 2)
     near.schedule(zeros, keep=True)  # dropped before it has ended
     near.join(20)
     values.clear()
     gc.collect()
-    until(lambda: held(threads) == 0)
+    until(lambda: held_parts(threads) == 0)
 
 
 def test_kept_value_stays_for_unfinished_dependents(
     near: ClusterCoordinator, threads: zd.local_cluster, tmp_path: Path
 ) -> None:
-    value = schedule_kept(near, zeros)
+    value = kept_value(near, zeros)
     for name in "ab":
         near.schedule(waits, (tmp_path, name))
     used = near.schedule(sum_of, (value,))
@@ -171,15 +171,15 @@ def test_kept_value_stays_for_unfinished_dependents(
     gc.collect()
     go(tmp_path)
     assert used.fetch(20) == 0
-    until(lambda: held(threads) == 0)
+    until(lambda: held_parts(threads) == 0)
 
 
 def test_close_frees_kept_values(threads: zd.local_cluster) -> None:
     with ClusterCoordinator(threads) as coordinator:
-        here, there = schedule_kept(coordinator, zeros), schedule_kept(coordinator, zeros)
+        here, there = kept_value(coordinator, zeros), kept_value(coordinator, zeros)
         here.fetch()
-        assert held(threads) == 2
-    until(lambda: held(threads) == 0)
+        assert held_parts(threads) == 2
+    until(lambda: held_parts(threads) == 0)
     assert sum_of(here.fetch()) == 0
     with pytest.raises(
         errors.UnavailableError,

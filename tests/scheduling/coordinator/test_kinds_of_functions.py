@@ -50,12 +50,12 @@ ASYNC = [
 
 @pytest.mark.parametrize("fn", ASYNC)
 def test_async_functions_run_to_completion(
-    either: ClusterCoordinator, fn: Callable[..., Any]
+    in_slots: ClusterCoordinator, fn: Callable[..., Any]
 ) -> None:
-    assert either.schedule(fn, (1,)).get(20) == 2
-    assert either.create_per_worker_resource(fn, (1,))[0].get(20) == 2
+    assert in_slots.schedule(fn, (1,)).get(20) == 2
+    assert in_slots.create_per_worker_resource(fn, (1,))[0].get(20) == 2
     with pytest.raises(ValueError, match="not 1"):
-        either.schedule(fails, (1,)).get(20)
+        in_slots.schedule(fails, (1,)).get(20)
 
 
 @pytest.mark.parametrize("fn", ASYNC)
@@ -119,15 +119,15 @@ def test_future_argument_is_refused_by_name(
             (futures.Future(), "Future"),
         ]
         for future, kind in kinds:
-            for argument, place in (
+            for argument, path in (
                 (future, ""),
                 ([future], r"\[0\]"),
                 ({"a": (future,)}, r"\['a'\]\[0\]"),
             ):
-                told = rf"args\[0\]{place}, a \S*\.{kind}, cannot be pickled: pass its result"
-                with pytest.raises(errors.InvalidArgumentError, match=told):
+                message = rf"args\[0\]{path}, a \S*\.{kind}, cannot be pickled: pass its result"
+                with pytest.raises(errors.InvalidArgumentError, match=message):
                     in_threads.schedule(id, (argument,))
-                with pytest.raises(errors.InvalidArgumentError, match=told):
+                with pytest.raises(errors.InvalidArgumentError, match=message):
                     executor.submit(id, argument).result(20)
 
 

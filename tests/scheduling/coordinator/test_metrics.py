@@ -203,8 +203,8 @@ def test_coordinator_metrics_have_rows_of_workers(
     counts = coordinator.metrics()["workers"]["worker:1"]["done"]
     for _ in range(3):
         coordinator.schedule(helpers.identity, (1,), worker=1).fetch(20)
-    told = coordinator.metrics()
-    assert told["workers"]["worker:1"]["done"] == counts + 3
-    assert told["workers"]["worker:0"]["state"] == "alive"
-    assert told["queued_closures"] == 0
-    assert told["closure_execution"].keys() == {"min", "max", "num", "sum", "histogram"}
+    summary = coordinator.metrics()
+    assert summary["workers"]["worker:1"]["done"] == counts + 3
+    assert summary["workers"]["worker:0"]["state"] == "alive"
+    assert summary["queued_closures"] == 0
+    assert summary["closure_execution"].keys() == {"min", "max", "num", "sum", "histogram"}

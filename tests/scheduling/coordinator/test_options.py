@@ -104,9 +104,9 @@ def test_waiting_work_that_times_out_fails_its_dependents(
     first = in_threads.schedule(waits, (tmp_path,))
     second = in_threads.schedule(len, (first,), timeout=3.0)  # time to schedule the third
     third = in_threads.schedule(abs, (second,))
-    with pytest.raises(errors.ClosureInputError) as told:
+    with pytest.raises(errors.ClosureInputError) as caught:
         third.fetch(20)
-    assert isinstance(told.value.original_exception, errors.DeadlineExceededError)
+    assert isinstance(caught.value.original_exception, errors.DeadlineExceededError)
     go(tmp_path)
     assert first.fetch(20) == "x"
     with pytest.raises(errors.DeadlineExceededError):
@@ -147,28 +147,30 @@ def test_lost_value_is_recomputed_once_for_several_threads(
     value = fragile.schedule(logged_array, (tmp_path, "value"), lineage=True)
     assert value.exception(20) is None
     replace_worker(single)
-    got: list[int] = []
-    threads = [threading.Thread(target=lambda: got.append(int(value.get(40)[0]))) for _ in range(4)]
+    results: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(int(value.get(40)[0]))) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(50)
-    assert got == [1] * 4
+    assert results == [1] * 4
     assert call_count(tmp_path, "value") == 2
 
 
 def test_lineage_is_freed_with_its_value(
     in_threads: ClusterCoordinator, threads: zd.local_cluster
 ) -> None:
-    def held() -> int:
+    def held_parts() -> int:
         return sum(worker.snapshot().held.parts for worker in threads.servers)
 
     value = in_threads.schedule(np.zeros, (2**17,), lineage=True)
     large = in_threads.schedule(np.add, (value, np.ones(2**17)), lineage=True)
     assert large.exception(20) is None
     del value
-    assert held() == 2
+    assert held_parts() == 2
     assert in_threads.snapshot().records == 2
     del large
-    until(lambda: in_threads.snapshot().records == held() == 0)
+    until(lambda: in_threads.snapshot().records == held_parts() == 0)
     assert in_threads.snapshot().held.parts == 0

@@ -35,8 +35,8 @@ WORKERS = 3
 
 
 @pytest.fixture
-def coordinator(of_three: ClusterCoordinator) -> ClusterCoordinator:
-    return of_three
+def coordinator(any_queue: ClusterCoordinator) -> ClusterCoordinator:
+    return any_queue
 
 
 # -- what they are ---------------------------------------------------------------------------------
@@ -52,28 +52,28 @@ def test_per_worker_value(coordinator: ClusterCoordinator) -> None:
     assert [value.get().worker for value in counters] == [0, 1, 2]
 
 
-def test_resource_arguments_are_as_at_creation(one: ClusterCoordinator) -> None:
+def test_resource_arguments_are_as_at_creation(in_three: ClusterCoordinator) -> None:
     start = np.array([100])
-    counters = one.create_per_worker_resource(helpers.counter, kwargs={"start": start})
+    counters = in_three.create_per_worker_resource(helpers.counter, kwargs={"start": start})
     start += 1
     assert counters.fetch() == [100] * WORKERS
 
 
 def test_per_worker_values_are_in_order_of_workers(
-    one: ClusterCoordinator,
+    in_three: ClusterCoordinator,
 ) -> None:
-    values = one.create_per_worker_resource(lambda: get_current_worker_index())
+    values = in_three.create_per_worker_resource(lambda: get_current_worker_index())
     assert len(values) == WORKERS
     assert isinstance(values[1], RemoteValue)
     assert values[1].fetch() == 1
     assert [value.get(20) for value in values] == [0, 1, 2]
-    assert one.fetch({"last": values[2]}) == {"last": 2}
+    assert in_three.fetch({"last": values[2]}) == {"last": 2}
 
 
-def test_per_worker_values_take_remote_values_only(one: ClusterCoordinator) -> None:
+def test_per_worker_values_take_remote_values_only(in_three: ClusterCoordinator) -> None:
     with pytest.raises(AssertionError, match="should only take `RemoteValue`s"):
-        PerWorkerValues([one.schedule(helpers.identity, (1,)), 2])  # type: ignore[list-item]
-    one.join()
+        PerWorkerValues([in_three.schedule(helpers.identity, (1,)), 2])  # type: ignore[list-item]
+    in_three.join()
 
 
 @pytest.mark.parametrize(
@@ -119,72 +119,78 @@ def test_worker_gets_its_own_value(coordinator: ClusterCoordinator) -> None:
     assert coordinator.fetch(pairs) == [(index, index) for index in range(WORKERS)]
 
 
-def test_resource_may_use_another_resource(one: ClusterCoordinator) -> None:
-    counters = one.create_per_worker_resource(helpers.counter)
-    wrapped = one.create_per_worker_resource(helpers.identity, ([counters],))
+def test_resource_may_use_another_resource(in_three: ClusterCoordinator) -> None:
+    counters = in_three.create_per_worker_resource(helpers.counter)
+    wrapped = in_three.create_per_worker_resource(helpers.identity, ([counters],))
     del counters
     gc.collect()
-    assert one.schedule(lambda nested: helpers.add(nested[0]), (wrapped,), worker=1).fetch(20) == 1
-    assert one.schedule(lambda nested: helpers.add(nested[0]), (wrapped,), worker=1).fetch(20) == 2
-
-
-def test_kept_values_can_be_per_worker(one: ClusterCoordinator) -> None:
-    values = PerWorkerValues(
-        [one.schedule(helpers.identity, (10 * index,), keep=True) for index in range(WORKERS)]
+    assert (
+        in_three.schedule(lambda nested: helpers.add(nested[0]), (wrapped,), worker=1).fetch(20)
+        == 1
     )
-    one.join()
-    assert one.schedule(helpers.identity, (values,), worker=2).fetch(20) == 20
-    assert one.schedule(lambda: values, worker=0).fetch(20) == 0
+    assert (
+        in_three.schedule(lambda nested: helpers.add(nested[0]), (wrapped,), worker=1).fetch(20)
+        == 2
+    )
+
+
+def test_kept_values_can_be_per_worker(in_three: ClusterCoordinator) -> None:
+    values = PerWorkerValues(
+        [in_three.schedule(helpers.identity, (10 * index,), keep=True) for index in range(WORKERS)]
+    )
+    in_three.join()
+    assert in_three.schedule(helpers.identity, (values,), worker=2).fetch(20) == 20
+    assert in_three.schedule(lambda: values, worker=0).fetch(20) == 0
 
 
 def test_large_definition_is_held_once(
-    one: ClusterCoordinator,
+    in_three: ClusterCoordinator,
 ) -> None:
     array = np.arange(2**20)
-    sums = one.create_per_worker_resource(lambda: array.sum())
+    sums = in_three.create_per_worker_resource(lambda: array.sum())
     for _ in range(20):
-        one.schedule(helpers.identity, (sums,))
-    one.join()
+        in_three.schedule(helpers.identity, (sums,))
+    in_three.join()
     assert sums.fetch() == [array.sum()] * WORKERS
-    assert one.snapshot().held.parts == 1
+    assert in_three.snapshot().held.parts == 1
     del sums
     gc.collect()
-    until(lambda: one.snapshot().held.parts == 0)
+    until(lambda: in_three.snapshot().held.parts == 0)
 
 
 # -- what they are not -----------------------------------------------------------------------------
 
 
-def test_single_value_of_resource_is_refused(one: ClusterCoordinator) -> None:
-    counters = one.create_per_worker_resource(helpers.counter)
+def test_single_value_of_resource_is_refused(in_three: ClusterCoordinator) -> None:
+    counters = in_three.create_per_worker_resource(helpers.counter)
     with pytest.raises(ValueError, match="pass the PerWorkerValues to the function"):
-        one.schedule(helpers.add, (counters[0],))
+        in_three.schedule(helpers.add, (counters[0],))
 
 
 def test_resource_of_another_coordinator_is_refused(
-    one: ClusterCoordinator, three: zd.local_cluster
+    in_three: ClusterCoordinator, three_processes: zd.local_cluster
 ) -> None:
-    counters = one.create_per_worker_resource(helpers.counter)
+    counters = in_three.create_per_worker_resource(helpers.counter)
     with (
-        ClusterCoordinator(three) as other,
+        ClusterCoordinator(three_processes) as second,
         pytest.raises(ValueError, match="by its own coordinator"),
     ):
-        other.schedule(helpers.add, (counters,))
+        second.schedule(helpers.add, (counters,))
 
 
-def test_unpicklable_resource_function_is_refused(one: ClusterCoordinator) -> None:
+def test_unpicklable_resource_function_is_refused(in_three: ClusterCoordinator) -> None:
     lock = threading.Lock()
     with pytest.raises(errors.InvalidArgumentError, match="lock"):
-        one.create_per_worker_resource(lambda: lock)
+        in_three.create_per_worker_resource(lambda: lock)
     with pytest.raises(TypeError, match="callable"):
-        one.create_per_worker_resource(3)  # type: ignore[arg-type]
+        in_three.create_per_worker_resource(3)  # type: ignore[arg-type]
 
 
 def test_unpicklable_resource_can_be_used_but_not_fetched(
-    one: ClusterCoordinator,
+    in_three: ClusterCoordinator,
 ) -> None:
-    locks = one.create_per_worker_resource(threading.Lock)
-    assert one.schedule(lambda lock: lock.locked(), (locks,)).fetch(20) is False
+    locks = in_three.create_per_worker_resource(threading.Lock)
+    assert in_three.schedule(lambda lock: lock.locked(), (locks,)).fetch(20) is False
     with pytest.raises(errors.InvalidArgumentError, match="lock"):
         locks[0].fetch(20)
 
@@ -215,17 +221,19 @@ def test_errored_input_not_used(coordinator: ClusterCoordinator) -> None:
     coordinator.join()
 
 
-def test_failed_build_is_not_repeated_by_its_users(one: ClusterCoordinator, tmp_path: Path) -> None:
+def test_failed_build_is_not_repeated_by_its_users(
+    in_three: ClusterCoordinator, tmp_path: Path
+) -> None:
     def builds() -> None:
         helpers.logged_counter(tmp_path)
         raise ValueError("not to be had")
 
-    failing = one.create_per_worker_resource(builds)
+    failing = in_three.create_per_worker_resource(builds)
     for _ in range(3):
         with pytest.raises(errors.ClosureInputError, match="not to be had"):
-            one.schedule(helpers.identity, (failing,), worker=0).fetch(20)
+            in_three.schedule(helpers.identity, (failing,), worker=0).fetch(20)
         with pytest.raises(errors.ClosureInputError):
-            one.join()
+            in_three.join()
     assert len(list(tmp_path.glob("built-0-*"))) == 1
 
 
@@ -247,13 +255,13 @@ def test_resource_can_still_be_used_after_cancellation(
     go(tmp_path)
 
 
-def test_resource_builds_belong_to_no_round(one: ClusterCoordinator, tmp_path: Path) -> None:
+def test_resource_builds_belong_to_no_round(in_three: ClusterCoordinator, tmp_path: Path) -> None:
     def slow() -> str:
         return waits(tmp_path)
 
-    values = one.create_per_worker_resource(slow)
-    assert one.done()
-    one.join(30)
+    values = in_three.create_per_worker_resource(slow)
+    assert in_three.done()
+    in_three.join(30)
     assert values[0].status is RemoteValueStatus.NOT_READY
     assert not values[0].done()
     with pytest.raises(TimeoutError):
@@ -265,8 +273,8 @@ def test_resource_builds_belong_to_no_round(one: ClusterCoordinator, tmp_path: P
 # -- waiting in other ways -------------------------------------------------------------------------
 
 
-def test_resource_value_can_be_awaited_and_calls_back(one: ClusterCoordinator) -> None:
-    values = one.create_per_worker_resource(helpers.identity, (7,))
+def test_resource_value_can_be_awaited_and_calls_back(in_three: ClusterCoordinator) -> None:
+    values = in_three.create_per_worker_resource(helpers.identity, (7,))
     called: list[RemoteValue] = []
     values[0].add_done_callback(called.append)
     until(lambda: called)
@@ -279,26 +287,26 @@ def test_resource_value_can_be_awaited_and_calls_back(one: ClusterCoordinator) -
     assert not values[0].cancel()
 
 
-def test_resource_values_are_in_as_completed(one: ClusterCoordinator) -> None:
-    values = [*one.create_per_worker_resource(helpers.identity, (7,))]
-    assert [value.fetch(20) for value in one.as_completed(values, timeout=20)] == [7] * WORKERS
+def test_resource_values_are_in_as_completed(in_three: ClusterCoordinator) -> None:
+    values = [*in_three.create_per_worker_resource(helpers.identity, (7,))]
+    assert [value.fetch(20) for value in in_three.as_completed(values, timeout=20)] == [7] * WORKERS
 
 
 def test_resource_is_submitted_before_later_functions(
-    one: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
+    in_three: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one.create_per_worker_resource(int).fetch(20)
-    with stalled(one, monkeypatch) as sent:
-        values = one.create_per_worker_resource(int)
-        plain = one.schedule(int)
+    in_three.create_per_worker_resource(int).fetch(20)
+    with stalled(in_three, monkeypatch) as sent:
+        values = in_three.create_per_worker_resource(int)
+        plain = in_three.schedule(int)
     assert values.fetch(20) == [0] * WORKERS
     assert plain.fetch(20) == 0
     apart = [message.detached for message in sent if isinstance(message, Submit)]
     assert apart[: WORKERS + 1] == [True] * WORKERS + [False]
 
 
-def test_closed_coordinator_builds_nothing(three: zd.local_cluster) -> None:
-    with ClusterCoordinator(three) as coordinator:
+def test_closed_coordinator_builds_nothing(three_processes: zd.local_cluster) -> None:
+    with ClusterCoordinator(three_processes) as coordinator:
         values = coordinator.create_per_worker_resource(int)
         assert values.fetch(20) == [0] * WORKERS
         dataset = coordinator.create_per_worker_dataset([1])
@@ -313,41 +321,42 @@ def test_closed_coordinator_builds_nothing(three: zd.local_cluster) -> None:
 @pytest.mark.processes("per-worker values")
 @pytest.mark.killed("per-worker values")
 def test_value_of_lost_worker_is_aborted_until_its_return(
-    three: zd.local_cluster, one: ClusterCoordinator
+    three_processes: zd.local_cluster, in_three: ClusterCoordinator
 ) -> None:
-    counters = one.create_per_worker_resource(helpers.counter)
+    counters = in_three.create_per_worker_resource(helpers.counter)
     assert [
-        one.schedule(helpers.add, (counters,), worker=index).fetch(20) for index in range(WORKERS)
+        in_three.schedule(helpers.add, (counters,), worker=index).fetch(20)
+        for index in range(WORKERS)
     ] == [1] * WORKERS
     until(lambda: helpers.statuses(counters) == ["READY"] * WORKERS)
-    three.kill_worker(0)
+    three_processes.kill_worker(0)
     until(lambda: helpers.statuses(counters) == ["ABORTED", "READY", "READY"])
     with pytest.raises(errors.CancelledError, match="worker:0 is lost") as caught:
         counters[0].fetch(20)
     assert isinstance(caught.value.__cause__, errors.ClosureAbortedError)
     assert counters[1].fetch(20) == 1
-    assert one.schedule(helpers.add, (counters,)).fetch(20) == 2  # the others go on
-    three.restart_worker(0)
+    assert in_three.schedule(helpers.add, (counters,)).fetch(20) == 2  # the others go on
+    three_processes.restart_worker(0)
     until(lambda: helpers.statuses(counters) == ["READY"] * WORKERS)
     assert sorted(counters.fetch(20)) == [0, 1, 2]
     assert counters[0].fetch(20) == 0
 
 
 def test_dead_slot_rebuilds_resources_before_next_function(
-    one: ClusterCoordinator, tmp_path: Path
+    in_three: ClusterCoordinator, tmp_path: Path
 ) -> None:
-    counters = one.create_per_worker_resource(helpers.logged_counter, (tmp_path,))
-    value = one.schedule(helpers.add_and_exit_first, (counters, tmp_path), worker=0)
+    counters = in_three.create_per_worker_resource(helpers.logged_counter, (tmp_path,))
+    value = in_three.schedule(helpers.add_and_exit_first, (counters, tmp_path), worker=0)
     assert value.fetch(20) == 1
     assert len(list(tmp_path.glob("built-0-*"))) == 2
-    one.join()
+    in_three.join()
 
 
-def test_worker_joining_during_creation_builds_resource(one: ClusterCoordinator) -> None:
-    kept = [one.create_per_worker_resource(int)]
+def test_worker_joining_during_creation_builds_resource(in_three: ClusterCoordinator) -> None:
+    created = [in_three.create_per_worker_resource(int)]
     runtime, arrive = (
-        one._runtime,
-        one._resources._members,
+        in_three._runtime,
+        in_three._resources._members,
     )  # reach: a creation comes between two steps of an arrival
     lock = runtime.lock
 
@@ -355,9 +364,9 @@ def test_worker_joining_during_creation_builds_resource(one: ClusterCoordinator)
         """The lock, and somebody who is faster the first time."""
 
         def __enter__(self) -> None:
-            if threading.current_thread().name != "zmqdist-coordinator" and len(kept) == 1:
+            if threading.current_thread().name != "zmqdist-coordinator" and len(created) == 1:
                 runtime.lock = lock
-                kept.append(one.create_per_worker_resource(int))
+                created.append(in_three.create_per_worker_resource(int))
             lock.acquire()
 
         def __exit__(self, *_: object) -> None:
@@ -366,7 +375,7 @@ def test_worker_joining_during_creation_builds_resource(one: ClusterCoordinator)
 
     runtime.lock = MakesOne()  # type: ignore[assignment]
     arrive([("worker:7", 1, 1, "here")], [])
-    assert [len(values) for values in kept] == [WORKERS + 1] * 2
+    assert [len(values) for values in created] == [WORKERS + 1] * 2
 
 
 # -- when they go ----------------------------------------------------------------------------------
@@ -380,42 +389,44 @@ def at_workers(coordinator: ClusterCoordinator) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["argument", "captured"])
-def test_dropped_values_are_freed_at_workers(one: ClusterCoordinator, captured: bool) -> None:
-    before = at_workers(one)
-    counters: Any = one.create_per_worker_resource(helpers.counter)
+def test_dropped_values_are_freed_at_workers(in_three: ClusterCoordinator, captured: bool) -> None:
+    before = at_workers(in_three)
+    counters: Any = in_three.create_per_worker_resource(helpers.counter)
     step = functools.partial(helpers.add, counters) if captured else helpers.add
     for index in range(WORKERS):
-        one.schedule(step, () if captured else (counters,), worker=index)
-    one.join()
-    assert [count for _, count, _ in at_workers(one)] == [count + 1 for _, count, _ in before]
+        in_three.schedule(step, () if captured else (counters,), worker=index)
+    in_three.join()
+    assert [count for _, count, _ in at_workers(in_three)] == [count + 1 for _, count, _ in before]
     del counters, step
     gc.collect()
-    until(lambda: at_workers(one) == before)
-    assert one.snapshot().resources == 0
+    until(lambda: at_workers(in_three) == before)
+    assert in_three.snapshot().resources == 0
 
 
-def test_unfinished_work_keeps_its_resource(one: ClusterCoordinator, tmp_path: Path) -> None:
-    counters = one.create_per_worker_resource(helpers.logged_counter, (tmp_path,))
+def test_unfinished_work_keeps_its_resource(in_three: ClusterCoordinator, tmp_path: Path) -> None:
+    counters = in_three.create_per_worker_resource(helpers.logged_counter, (tmp_path,))
     assert counters.fetch(20) == [0] * WORKERS
-    one.schedule(waits, (tmp_path,), worker=0)
-    waiting = one.schedule(helpers.add, (counters,), worker=0)
+    in_three.schedule(waits, (tmp_path,), worker=0)
+    waiting = in_three.schedule(helpers.add, (counters,), worker=0)
     del counters
     gc.collect()
-    assert one.snapshot().resources == 1
+    assert in_three.snapshot().resources == 1
     go(tmp_path)
     assert waiting.fetch(20) == 1
-    one.join()
-    until(lambda: one.snapshot().resources == 0)
+    in_three.join()
+    until(lambda: in_three.snapshot().resources == 0)
     assert len(list(tmp_path.glob("built-0-*"))) == 1
 
 
-def test_close_frees_resources_at_workers(three: zd.local_cluster, one: ClusterCoordinator) -> None:
-    before = at_workers(one)
-    with ClusterCoordinator(three) as other:
-        counters = other.create_per_worker_resource(helpers.counter)
+def test_close_frees_resources_at_workers(
+    three_processes: zd.local_cluster, in_three: ClusterCoordinator
+) -> None:
+    before = at_workers(in_three)
+    with ClusterCoordinator(three_processes) as second:
+        counters = second.create_per_worker_resource(helpers.counter)
         assert counters.fetch(20) == [0] * WORKERS
-        assert at_workers(one) != before
-    until(lambda: at_workers(one) == before)
+        assert at_workers(in_three) != before
+    until(lambda: at_workers(in_three) == before)
 
 
 # -- where a function is ---------------------------------------------------------------------------
@@ -424,10 +435,10 @@ def test_close_frees_resources_at_workers(three: zd.local_cluster, one: ClusterC
 def test_function_knows_its_worker_and_worker_count(
     coordinator: ClusterCoordinator,
 ) -> None:
-    told = coordinator.fetch(
+    pairs = coordinator.fetch(
         [coordinator.schedule(helpers.worker_and_count, worker=index) for index in range(WORKERS)]
     )
-    assert told == [(index, WORKERS) for index in range(WORKERS)]
+    assert pairs == [(index, WORKERS) for index in range(WORKERS)]
 
 
 def test_worker_index_differs_by_worker(
@@ -438,20 +449,20 @@ def test_worker_index_differs_by_worker(
 
 
 @pytest.mark.parametrize("asks", [get_current_worker_index, get_num_workers])
-def test_worker_index_is_error_outside_function(one: ClusterCoordinator, asks: Any) -> None:
+def test_worker_index_is_error_outside_function(in_three: ClusterCoordinator, asks: Any) -> None:
     with pytest.raises(RuntimeError, match="functions that run on a worker"):
         asks()
 
 
-def test_threads_of_function_know_its_worker(one: ClusterCoordinator) -> None:
+def test_threads_of_function_know_its_worker(in_three: ClusterCoordinator) -> None:
     def asks() -> int:
-        told: list[int] = []
-        thread = threading.Thread(target=lambda: told.append(get_current_worker_index()))
+        indices: list[int] = []
+        thread = threading.Thread(target=lambda: indices.append(get_current_worker_index()))
         thread.start()
         thread.join()
-        return told[0]
+        return indices[0]
 
-    assert one.schedule(asks, worker=2).fetch(20) == 2
+    assert in_three.schedule(asks, worker=2).fetch(20) == 2
 
 
 def test_thread_slots_share_resources_of_their_worker() -> None:

@@ -29,11 +29,11 @@ KINDS = ["function", "dataset"]
 
 
 @pytest.fixture
-def coordinator(of_three: ClusterCoordinator) -> ClusterCoordinator:
-    return of_three
+def coordinator(any_queue: ClusterCoordinator) -> ClusterCoordinator:
+    return any_queue
 
 
-def given(kind: str, fn: Any) -> Any:
+def source_of_kind(kind: str, fn: Any) -> Any:
     """As a function or as the dataset that it makes."""
     return fn if kind == "function" else fn()
 
@@ -59,13 +59,13 @@ def test_input_function(coordinator: ClusterCoordinator) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_input_function_with_map(coordinator: ClusterCoordinator, kind: str) -> None:
-    dataset = coordinator.create_per_worker_dataset(given(kind, helpers.mapped))
+    dataset = coordinator.create_per_worker_dataset(source_of_kind(kind, helpers.mapped))
     assert coordinator.schedule(helpers.first, (iter(dataset),)).fetch(20) == 10
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_datasets_shuffled_differently(coordinator: ClusterCoordinator, kind: str) -> None:
-    iterator = iter(coordinator.create_per_worker_dataset(given(kind, helpers.shuffled)))
+    iterator = iter(coordinator.create_per_worker_dataset(source_of_kind(kind, helpers.shuffled)))
     orders = coordinator.fetch(
         [coordinator.schedule(helpers.elements, (iterator,), worker=index) for index in (0, 1)]
     )
@@ -92,65 +92,69 @@ def test_pass_dataset_to_create_per_worker_dataset(coordinator: ClusterCoordinat
     ],
     ids=["generator", "function of a list", "function of an iterator", "list", "array", "range"],
 )
-def test_iterables_can_be_datasets(one: ClusterCoordinator, source: Any) -> None:
-    dataset = one.create_per_worker_dataset(source)
+def test_iterables_can_be_datasets(in_three: ClusterCoordinator, source: Any) -> None:
+    dataset = in_three.create_per_worker_dataset(source)
     for _ in range(2):
-        assert one.schedule(helpers.elements, (iter(dataset),), worker=1).fetch(20) == [0, 1, 2]
+        assert in_three.schedule(helpers.elements, (iter(dataset),), worker=1).fetch(20) == [
+            0,
+            1,
+            2,
+        ]
 
 
-def test_dataset_partially_created_on_coordinator(one: ClusterCoordinator) -> None:
+def test_dataset_partially_created_on_coordinator(in_three: ClusterCoordinator) -> None:
     captured = data.Dataset.range(5)
-    dataset = one.create_per_worker_dataset(lambda: captured.map(lambda x: x * 2))
-    assert one.schedule(helpers.total, (iter(dataset),)).fetch(20) == 20
+    dataset = in_three.create_per_worker_dataset(lambda: captured.map(lambda x: x * 2))
+    assert in_three.schedule(helpers.total, (iter(dataset),)).fetch(20) == 20
     lock = threading.Lock()
     with pytest.raises(errors.InvalidArgumentError, match="lock"):
-        one.create_per_worker_dataset(lambda: captured.map(lambda x: (x, lock)))
+        in_three.create_per_worker_dataset(lambda: captured.map(lambda x: (x, lock)))
 
 
-def test_dataset_is_as_at_creation(one: ClusterCoordinator) -> None:
+def test_dataset_is_as_at_creation(in_three: ClusterCoordinator) -> None:
     source = [1, 2, 3]
-    dataset = one.create_per_worker_dataset(source)
+    dataset = in_three.create_per_worker_dataset(source)
     source.append(100)
-    assert one.schedule(helpers.total, (iter(dataset),)).fetch(20) == 6
+    assert in_three.schedule(helpers.total, (iter(dataset),)).fetch(20) == 6
 
 
 @pytest.mark.parametrize(
     "source", [3, "abc", {"a": 1}, iter([1]), None], ids=lambda source: type(source).__name__
 )
-def test_dataset_of_other_types_is_refused(one: ClusterCoordinator, source: Any) -> None:
+def test_dataset_of_other_types_is_refused(in_three: ClusterCoordinator, source: Any) -> None:
     with pytest.raises(ValueError, match="Unexpected dataset type"):
-        one.create_per_worker_dataset(source)
+        in_three.create_per_worker_dataset(source)
 
 
-def test_dataset_function_with_parameters_is_refused(one: ClusterCoordinator) -> None:
+def test_dataset_function_with_parameters_is_refused(in_three: ClusterCoordinator) -> None:
     with pytest.raises(TypeError, match="is called without arguments"):
-        one.create_per_worker_dataset(lambda count: data.Dataset.range(count))
-    assert one.create_per_worker_dataset(lambda count=3: data.Dataset.range(count)) is not None
+        in_three.create_per_worker_dataset(lambda count: data.Dataset.range(count))
+    assert in_three.create_per_worker_dataset(lambda count=3: data.Dataset.range(count)) is not None
 
 
 def test_function_without_dataset_fails_its_users(
-    one: ClusterCoordinator,
+    in_three: ClusterCoordinator,
 ) -> None:
-    iterator = iter(one.create_per_worker_dataset(helpers.not_a_dataset))
-    one.join()
-    result = one.schedule(helpers.first, (iterator,))
+    iterator = iter(in_three.create_per_worker_dataset(helpers.not_a_dataset))
+    in_three.join()
+    result = in_three.schedule(helpers.first, (iterator,))
     with pytest.raises(errors.ClosureInputError, match="let it return a Dataset") as caught:
-        one.join()
+        in_three.join()
     assert isinstance(caught.value.original_exception, TypeError)
     assert isinstance(result.exception(), errors.ClosureInputError)
 
 
 def test_large_captured_dataset_warns(
-    one: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    in_three: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(limits, "DEFINITION_BYTES_WARNED", 2**20)
     captured = np.arange(2**20)
     with caplog.at_level(logging.WARNING, "zmqdist.coordinator"):
-        dataset = one.create_per_worker_dataset(
+        dataset = in_three.create_per_worker_dataset(
             lambda: data.Dataset.from_tensor_slices(captured).take(2)
         )
     assert "each worker gets a copy" in caplog.text
-    assert one.schedule(helpers.total, (iter(dataset),)).fetch(20) == 1
+    assert in_three.schedule(helpers.total, (iter(dataset),)).fetch(20) == 1
 
 
 # -- iterators -------------------------------------------------------------------------------------
@@ -165,49 +169,49 @@ def test_multiple_datasets(coordinator: ClusterCoordinator) -> None:
     assert coordinator.schedule(helpers.add_firsts, (first, second)).fetch(20) >= 5
 
 
-def test_iterators_are_independent(one: ClusterCoordinator) -> None:
-    dataset = one.create_per_worker_dataset(data.Dataset.range(10))
+def test_iterators_are_independent(in_three: ClusterCoordinator) -> None:
+    dataset = in_three.create_per_worker_dataset(data.Dataset.range(10))
     early, late = iter(dataset), iter(dataset)
-    asked = [
-        one.schedule(helpers.first, (iterator,), worker=0)
+    values = [
+        in_three.schedule(helpers.first, (iterator,), worker=0)
         for iterator in (early, early, late, early)
     ]
-    assert one.fetch(asked) == [0, 1, 0, 2]
+    assert in_three.fetch(values) == [0, 1, 0, 2]
 
 
 def test_iterator_continues_from_function_to_function(
-    coordinator: ClusterCoordinator, three: zd.local_cluster
+    coordinator: ClusterCoordinator, three_processes: zd.local_cluster
 ) -> None:
     iterator = iter(coordinator.create_per_worker_dataset(data.Dataset.range(100)))
-    asked = [coordinator.schedule(helpers.first, (iterator,)) for _ in range(50)]
+    values = [coordinator.schedule(helpers.first, (iterator,)) for _ in range(50)]
     coordinator.join()
-    found = [int(value.fetch()) for value in asked]
-    assert all(found.count(number) <= WORKERS for number in found)
+    firsts = [int(value.fetch()) for value in values]
+    assert all(firsts.count(number) <= WORKERS for number in firsts)
     rest = coordinator.fetch(
         [coordinator.schedule(helpers.elements, (iterator,), worker=at) for at in range(WORKERS)]
     )
-    snapshot = three.dispatcher.snapshot()
-    assert sorted([*found, *chain(*rest)]) == sorted(list(range(100)) * WORKERS), (
-        found,
+    snapshot = three_processes.dispatcher.snapshot()
+    assert sorted([*firsts, *chain(*rest)]) == sorted(list(range(100)) * WORKERS), (
+        firsts,
         rest,
         snapshot.losses,
     )
 
 
 def test_iterator_end_is_out_of_range_error(
-    one: ClusterCoordinator,
+    in_three: ClusterCoordinator,
 ) -> None:
-    iterator = iter(one.create_per_worker_dataset(data.Dataset.range(2)))
-    assert one.schedule(helpers.elements, (iterator,), worker=0).fetch(20) == [0, 1]
-    assert one.schedule(helpers.elements, (iterator,), worker=0).fetch(20) == []
-    one.schedule(helpers.first, (iterator,), worker=0)
+    iterator = iter(in_three.create_per_worker_dataset(data.Dataset.range(2)))
+    assert in_three.schedule(helpers.elements, (iterator,), worker=0).fetch(20) == [0, 1]
+    assert in_three.schedule(helpers.elements, (iterator,), worker=0).fetch(20) == []
+    in_three.schedule(helpers.first, (iterator,), worker=0)
     with pytest.raises(errors.OutOfRangeError):
-        one.join()
-    one.join()
+        in_three.join()
+    in_three.join()
 
 
-def test_iterator_has_no_elements_on_coordinator(one: ClusterCoordinator) -> None:
-    iterator = iter(one.create_per_worker_dataset(data.Dataset.range(2)))
+def test_iterator_has_no_elements_on_coordinator(in_three: ClusterCoordinator) -> None:
+    iterator = iter(in_three.create_per_worker_dataset(data.Dataset.range(2)))
     assert isinstance(iterator, PerWorkerValues)
     assert len(iterator) == WORKERS
     with pytest.raises(NotImplementedError, match="scheduled functions"):
@@ -218,21 +222,21 @@ def test_iterator_has_no_elements_on_coordinator(one: ClusterCoordinator) -> Non
         list(iterator)
 
 
-def test_dataset_cannot_be_iterated_in_function(one: ClusterCoordinator) -> None:
-    dataset = one.create_per_worker_dataset(data.Dataset.range(2))
-    for step in (lambda: next(iter(dataset)), lambda each=dataset: next(iter(each))):
+def test_dataset_cannot_be_iterated_in_function(in_three: ClusterCoordinator) -> None:
+    dataset = in_three.create_per_worker_dataset(data.Dataset.range(2))
+    for step in (lambda: next(iter(dataset)), lambda captured=dataset: next(iter(captured))):
         with pytest.raises(RuntimeError, match="cannot iterate over a per-worker dataset"):
-            one.schedule(step).fetch(20)
+            in_three.schedule(step).fetch(20)
         with pytest.raises(RuntimeError):
-            one.join()
+            in_three.join()
 
 
-def test_iterator_cannot_be_returned(one: ClusterCoordinator) -> None:
-    iterator = iter(one.create_per_worker_dataset(data.Dataset.range(2)))
+def test_iterator_cannot_be_returned(in_three: ClusterCoordinator) -> None:
+    iterator = iter(in_three.create_per_worker_dataset(data.Dataset.range(2)))
     with pytest.raises(errors.InvalidArgumentError, match="return its elements"):
-        one.schedule(helpers.identity, (iterator,)).fetch(20)
+        in_three.schedule(helpers.identity, (iterator,)).fetch(20)
     with pytest.raises(errors.InvalidArgumentError):
-        one.join()
+        in_three.join()
 
 
 def test_repeated_iterator_creation(coordinator: ClusterCoordinator) -> None:
@@ -262,16 +266,16 @@ def test_repeated_iterator_creation(coordinator: ClusterCoordinator) -> None:
 
 
 def test_dataset_function_is_called_once_per_iterator(
-    one: ClusterCoordinator, tmp_path: Path
+    in_three: ClusterCoordinator, tmp_path: Path
 ) -> None:
     def dataset_fn() -> Any:
         helpers.logged_counter(tmp_path)
         return data.Dataset.range(100)
 
-    iterator = iter(one.create_per_worker_dataset(dataset_fn))
+    iterator = iter(in_three.create_per_worker_dataset(dataset_fn))
     for _ in range(50):
-        one.schedule(helpers.first, (iterator,))
-    one.join()
+        in_three.schedule(helpers.first, (iterator,))
+    in_three.join()
     until(
         lambda: not any(iterator[at].status is RemoteValueStatus.NOT_READY for at in range(WORKERS))
     )
@@ -283,23 +287,23 @@ def test_dataset_function_is_called_once_per_iterator(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_per_worker_dataset_build(one: ClusterCoordinator, kind: str) -> None:
-    datasets = one.create_per_worker_dataset(given(kind, helpers.one_to_two)).build()
+def test_per_worker_dataset_build(in_three: ClusterCoordinator, kind: str) -> None:
+    datasets = in_three.create_per_worker_dataset(source_of_kind(kind, helpers.one_to_two)).build()
     assert isinstance(datasets, PerWorkerValues)
     for _ in range(2):
-        assert one.schedule(helpers.first_of_dataset, (datasets,), worker=0).fetch(20) == 1
+        assert in_three.schedule(helpers.first_of_dataset, (datasets,), worker=0).fetch(20) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_element_spec_is_that_of_dataset(one: ClusterCoordinator, kind: str) -> None:
-    dataset = one.create_per_worker_dataset(given(kind, helpers.one_to_two))
+def test_element_spec_is_that_of_dataset(in_three: ClusterCoordinator, kind: str) -> None:
+    dataset = in_three.create_per_worker_dataset(source_of_kind(kind, helpers.one_to_two))
     assert dataset.element_spec == TensorSpec((), np.int64)
 
 
-def test_element_spec_needs_dataset(one: ClusterCoordinator) -> None:
+def test_element_spec_needs_dataset(in_three: ClusterCoordinator) -> None:
     for source in ([1, 2], helpers.generated):
         with pytest.raises(NotImplementedError, match="no spec"):
-            _ = one.create_per_worker_dataset(source).element_spec
+            _ = in_three.create_per_worker_dataset(source).element_spec
 
 
 # -- shared by the workers -------------------------------------------------------------------------

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.scheduling.coordinator.helpers import KEPT_BYTES, schedule_kept, sum_of
+from tests.scheduling.coordinator.helpers import KEPT_BYTES, kept_value, sum_of
 from tests.scheduling.coordinator.test_inputs import fails
-from tests.scheduling.coordinator.test_rounds import First, ask_each_way, fails_when_told, works_on
+from tests.scheduling.coordinator.test_rounds import First, ask_each_way, fails_at_go, works_on
 from tests.scheduling.work import begun, go, until, waits, writes, written
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
@@ -27,7 +27,7 @@ from zmqdist.limits import ATTEMPTS_MAX
 def test_raised_error_follows_end_of_all_running_work(
     in_processes: ClusterCoordinator, tmp_path: Path, ask: Callable[[ClusterCoordinator], Any]
 ) -> None:
-    bad = in_processes.schedule(fails_when_told, (tmp_path, First))
+    bad = in_processes.schedule(fails_at_go, (tmp_path, First))
     long = in_processes.schedule(writes, (tmp_path, "long"))
     until(lambda: begun(tmp_path, "First") and begun(tmp_path, "long"))
     queued = [in_processes.schedule(writes, (tmp_path, f"queued{i}")) for i in range(5)]
@@ -91,7 +91,7 @@ def test_running_function_is_cut_off_at_its_time_out(
 
 
 def test_frozen_result_is_read_only(in_processes: ClusterCoordinator) -> None:
-    value = schedule_kept(in_processes, lambda: zd.freeze(np.ones(KEPT_BYTES, np.uint8)))
+    value = kept_value(in_processes, lambda: zd.freeze(np.ones(KEPT_BYTES, np.uint8)))
     assert in_processes.schedule(lambda a: (a.flags.writeable, sum_of(a)), (value,)).fetch(20) == (
         False,
         KEPT_BYTES,

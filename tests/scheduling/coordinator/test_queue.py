@@ -26,16 +26,16 @@ from zmqdist.coordinator import ClusterCoordinator, RemoteValue, get_current_wor
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[zd.local_cluster]:
     """Two workers with a slot process each."""
-    with zd.local_cluster(workers=2) as made:
-        yield made
+    with zd.local_cluster(workers=2) as cluster:
+        yield cluster
 
 
 @pytest.fixture
 def queue(cluster: zd.local_cluster) -> Iterator[ClusterCoordinator]:
     with ClusterCoordinator(
         cluster, queue_max=2, cancel_grace_s=0.2, cluster_lost_limit_s=30.0
-    ) as made:
-        yield made
+    ) as coordinator:
+        yield coordinator
 
 
 class Other(Exception):
@@ -46,7 +46,7 @@ def fails() -> None:
     raise ValueError("Some error.")
 
 
-def fails_when_told(folder: Path) -> None:
+def fails_at_go(folder: Path) -> None:
     waits(folder, "fails")
     raise ValueError("Some error.")
 
@@ -73,7 +73,7 @@ def check_usable(queue: ClusterCoordinator) -> None:
 def test_basic(queue: ClusterCoordinator, tmp_path: Path) -> None:
     """Put, taken, not done, put back, taken again, finished, done."""
     value = queue.schedule(dies_first, (tmp_path, "x", 1, exits))
-    other = queue.schedule(waits, (tmp_path,))
+    gate = queue.schedule(waits, (tmp_path,))
     until(lambda: begun(tmp_path))
     assert not queue.done()
     assert value.get(20) == "x"
@@ -81,7 +81,7 @@ def test_basic(queue: ClusterCoordinator, tmp_path: Path) -> None:
     go(tmp_path)
     queue.join(20)
     assert queue.done()
-    assert other.get() == "x"
+    assert gate.get() == "x"
 
 
 def test_process_at_least_once(queue: ClusterCoordinator, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_process_at_least_once(queue: ClusterCoordinator, tmp_path: Path) -> Non
 
 
 def test_join_that_waits_raises_later_error(queue: ClusterCoordinator, tmp_path: Path) -> None:
-    queue.schedule(fails_when_told, (tmp_path,))
+    queue.schedule(fails_at_go, (tmp_path,))
     until(lambda: begun(tmp_path))
     thread, raised = in_thread(queue.join)
     until(lambda: queue.snapshot().waiting_for_end)
@@ -115,7 +115,7 @@ def test_schedule_and_join_return_after_running_work(
 ) -> None:
     """testWaitRaiseErrorAfterCancelClosure, testPutRaiseErrorAfterCancelClosure: the second error
     is not the one that is raised."""
-    other = queue.schedule(fails_when_cancelled, (tmp_path,), worker=0)
+    late = queue.schedule(fails_when_cancelled, (tmp_path,), worker=0)
     until(lambda: begun(tmp_path, "other"))
     untaken = queue.schedule(counts, (tmp_path, "untaken"), worker=0)
     bad = queue.schedule(fails, worker=1)
@@ -125,7 +125,7 @@ def test_schedule_and_join_return_after_running_work(
     assert (tmp_path / "ended-other").exists(), "the second has ended before"
     assert (queue.snapshot().failed, queue.snapshot().unfinished) == (False, 0)
     assert isinstance(bad.exception(), ValueError)
-    assert isinstance(other.exception(0), errors.CancelledError)
+    assert isinstance(late.exception(0), errors.CancelledError)
     assert isinstance(untaken.exception(0), errors.CancelledError)
     assert starts(tmp_path, "untaken") == 0
     check_usable(queue)
@@ -198,7 +198,7 @@ def test_full_queue_does_not_hide_error(queue: ClusterCoordinator, tmp_path: Pat
     for name in ("stuck", "bad"):
         (tmp_path / name).mkdir()
     stuck = queue.schedule(waits, (tmp_path / "stuck",), worker=0)
-    queue.schedule(fails_when_told, (tmp_path / "bad",), worker=1)
+    queue.schedule(fails_at_go, (tmp_path / "bad",), worker=1)
     until(lambda: begun(tmp_path / "bad") and begun(tmp_path / "stuck"))
     thread, raised = in_thread(lambda: fill(queue, threading.Event()))
     until(lambda: queue.snapshot().waiting_for_room, "it waits for room")
@@ -211,7 +211,7 @@ def test_full_queue_does_not_hide_error(queue: ClusterCoordinator, tmp_path: Pat
 
 def test_returned_work_never_waits_for_room(queue: ClusterCoordinator, tmp_path: Path) -> None:
     """The queue is full, and the one worker that could make room has to put back what it runs."""
-    first = queue.schedule(dies_when_told, (tmp_path,), worker=0)
+    first = queue.schedule(dies_at_go, (tmp_path,), worker=0)
     until(lambda: begun(tmp_path))
     full = threading.Event()
     values: list[RemoteValue] = []
@@ -226,7 +226,7 @@ def test_returned_work_never_waits_for_room(queue: ClusterCoordinator, tmp_path:
     assert {value.get() for value in values} == {0}
 
 
-def dies_when_told(folder: Path) -> str:
+def dies_at_go(folder: Path) -> str:
     waits(folder)
     return dies_first(folder, "x", 1, exits)
 

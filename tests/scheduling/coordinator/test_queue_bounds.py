@@ -27,16 +27,16 @@ BOUND = 3 * MIB
 def bounded(threads: zd.local_cluster) -> Iterator[ClusterCoordinator]:
     with ClusterCoordinator(
         threads, queue_bytes_max=BOUND, cancel_grace_s=0.2, cluster_lost_limit_s=30.0
-    ) as made:
-        yield made
+    ) as coordinator:
+        yield coordinator
 
 
 @pytest.fixture
 def in_processes_bounded(processes: zd.local_cluster) -> Iterator[ClusterCoordinator]:
     with ClusterCoordinator(
         processes, queue_bytes_max=BOUND, cancel_grace_s=0.2, cluster_lost_limit_s=30.0
-    ) as made:
-        yield made
+    ) as coordinator:
+        yield coordinator
 
 
 def array_of(number: int, size: int = MIB) -> np.ndarray[Any, Any]:
@@ -47,25 +47,25 @@ def fails(_: Any) -> None:
     raise ValueError("Some error.")
 
 
-def length(given: Any) -> int:
-    return len(given)
+def length(argument: Any) -> int:
+    return len(argument)
 
 
-def waits_with(given: Any, folder: Path) -> str:
-    return waits(folder, str(int(given[0])))
+def waits_with(argument: Any, folder: Path) -> str:
+    return waits(folder, str(int(argument[0])))
 
 
 def is_full(coordinator: ClusterCoordinator) -> bool:
     return coordinator.snapshot().waiting_for_room == 1
 
 
-def small_ones(number: int) -> bytes:
+def small_bytes(number: int) -> bytes:
     """They travel in the message: below 64 KiB."""
     return bytes([number]) * 60_000
 
 
 @pytest.mark.parametrize(
-    ("make", "size"), [(array_of, MIB), (small_ones, 60_000)], ids=["large", "small"]
+    ("make", "size"), [(array_of, MIB), (small_bytes, 60_000)], ids=["large", "small"]
 )
 def test_schedule_blocks_at_bound_until_work_ends(
     bounded: ClusterCoordinator, tmp_path: Path, make: Callable[[int], Any], size: int
@@ -77,14 +77,14 @@ def test_schedule_blocks_at_bound_until_work_ends(
         for number in range(count):
             values.append(bounded.schedule(waits_with, (make(number % 256), tmp_path)))
 
-    thread, came = in_thread(schedule_all)
+    thread, outcomes = in_thread(schedule_all)
     until(lambda: is_full(bounded))
-    seen = bounded.snapshot()
-    assert BOUND - 1.1 * size < seen.queue_bytes <= BOUND
-    assert seen.scheduled == len(values) <= BOUND // size
+    full = bounded.snapshot()
+    assert BOUND - 1.1 * size < full.queue_bytes <= BOUND
+    assert full.scheduled == len(values) <= BOUND // size
     go(tmp_path)
     thread.join(30)
-    assert came == [None]
+    assert outcomes == [None]
     assert bounded.fetch(values) == [str(number % 256) for number in range(count)]
     bounded.join(20)
     assert bounded.snapshot().queue_bytes == 0
@@ -93,29 +93,29 @@ def test_schedule_blocks_at_bound_until_work_ends(
 def test_queue_bytes_stay_within_bound(
     in_processes_bounded: ClusterCoordinator,
 ) -> None:
-    seen = []
+    snapshots = []
 
     def schedule(number: int) -> RemoteValue:
         value = in_processes_bounded.schedule(length, (array_of(number),))
-        seen.append(in_processes_bounded.snapshot())
+        snapshots.append(in_processes_bounded.snapshot())
         return value
 
     values = [schedule(number) for number in range(40)]
     assert [value.get(20) for value in values] == [MIB] * 40
-    assert max(each.queue_bytes for each in seen) <= BOUND
-    assert max(each.held.bytes for each in seen) <= BOUND + 2 * MIB, (
+    assert max(snapshot.queue_bytes for snapshot in snapshots) <= BOUND
+    assert max(snapshot.held.bytes for snapshot in snapshots) <= BOUND + 2 * MIB, (
         "one more is copied before it is known to fit"
     )
 
 
 def test_work_above_bound_is_scheduled_alone(bounded: ClusterCoordinator, tmp_path: Path) -> None:
     first = bounded.schedule(waits_with, (array_of(0), tmp_path))
-    thread, came = in_thread(lambda: bounded.schedule(length, (array_of(1, 2 * BOUND),)))
+    thread, outcomes = in_thread(lambda: bounded.schedule(length, (array_of(1, 2 * BOUND),)))
     until(lambda: is_full(bounded))
     go(tmp_path)
     thread.join(20)
     assert first.get(20) == "0"
-    assert came[0].get(20) == 2 * BOUND
+    assert outcomes[0].get(20) == 2 * BOUND
     assert bounded.schedule(length, (array_of(1, 2 * BOUND),)).get(20) == 2 * BOUND
 
 
@@ -141,34 +141,34 @@ def test_work_with_options_counts(
 ) -> None:
     value = bounded.schedule(waits_with, (array_of(0, 2 * MIB), tmp_path), **options)
     assert bounded.snapshot().queue_bytes >= 2 * MIB
-    thread, came = in_thread(lambda: bounded.schedule(length, (array_of(1, 2 * MIB),)))
+    thread, outcomes = in_thread(lambda: bounded.schedule(length, (array_of(1, 2 * MIB),)))
     until(lambda: is_full(bounded))
     go(tmp_path)
     thread.join(20)
     assert value.get(20) == "0"
-    assert came[0].get(20) == 2 * MIB
+    assert outcomes[0].get(20) == 2 * MIB
     until(lambda: bounded.snapshot().queue_bytes == 0)
 
 
 def test_lineage_does_not_count(bounded: ClusterCoordinator) -> None:
-    made = [
+    values = [
         bounded.schedule(length, (array_of(number, 2 * MIB),), lineage=True) for number in range(6)
     ]
-    assert [value.get(20) for value in made] == [2 * MIB] * 6
+    assert [value.get(20) for value in values] == [2 * MIB] * 6
     assert bounded.snapshot().held.bytes >= 12 * MIB
 
 
 def test_work_waiting_for_inputs_counts(bounded: ClusterCoordinator, tmp_path: Path) -> None:
     first = bounded.schedule(waits, (tmp_path,))
     until(lambda: begun(tmp_path))
-    second = bounded.schedule(lambda name, given: name, (first, array_of(0, 2 * MIB)))
-    thread, came = in_thread(
-        lambda: bounded.schedule(lambda name, given: name, (first, array_of(1, 2 * MIB)))
+    second = bounded.schedule(lambda name, argument: name, (first, array_of(0, 2 * MIB)))
+    thread, outcomes = in_thread(
+        lambda: bounded.schedule(lambda name, argument: name, (first, array_of(1, 2 * MIB)))
     )
     until(lambda: is_full(bounded))
     go(tmp_path)
     thread.join(20)
-    assert [second.get(20), came[0].get(20)] == ["x", "x"]
+    assert [second.get(20), outcomes[0].get(20)] == ["x", "x"]
 
 
 def test_schedule_raises_error_instead_of_waiting_for_room(
@@ -176,11 +176,11 @@ def test_schedule_raises_error_instead_of_waiting_for_room(
 ) -> None:
     stuck = bounded.schedule(waits_with, (array_of(0, 2 * MIB), tmp_path))
     until(lambda: begun(tmp_path))
-    thread, came = in_thread(lambda: bounded.schedule(length, (array_of(1, 2 * MIB),)))
+    thread, outcomes = in_thread(lambda: bounded.schedule(length, (array_of(1, 2 * MIB),)))
     until(lambda: is_full(bounded))
     assert stuck.cancel()
     thread.join(20)
-    assert came[0].get(20) == 2 * MIB
+    assert outcomes[0].get(20) == 2 * MIB
     bad = bounded.schedule(fails, (0,))
     until(bad.done)
     with pytest.raises(ValueError, match="Some error"):
@@ -192,10 +192,10 @@ def test_close_ends_wait_for_room(threads: zd.local_cluster, tmp_path: Path) -> 
     with ClusterCoordinator(threads, queue_bytes_max=BOUND, cancel_grace_s=0.2) as coordinator:
         coordinator.schedule(waits_with, (array_of(0, 2 * MIB), tmp_path))
         until(lambda: begun(tmp_path))
-        thread, came = in_thread(lambda: coordinator.schedule(length, (array_of(1, 2 * MIB),)))
+        thread, outcomes = in_thread(lambda: coordinator.schedule(length, (array_of(1, 2 * MIB),)))
         until(lambda: is_full(coordinator))
     thread.join(20)
-    assert isinstance(came[0], errors.FailedPreconditionError)
+    assert isinstance(outcomes[0], errors.FailedPreconditionError)
     assert coordinator.snapshot().queue_bytes == 0
 
 
@@ -211,13 +211,13 @@ def test_idle_workers_at_bound_are_warned_about_once(
     until(lambda: is_full(bounded))
     go(tmp_path)
     thread.join(20)
-    told = [
+    messages = [
         record.getMessage()
         for record in caplog.records
         if "workers are idle" in record.getMessage()
     ]
-    assert len(told) == 1
-    assert "queue_bytes_max is 3145728" in told[0]
+    assert len(messages) == 1
+    assert "queue_bytes_max is 3145728" in messages[0]
 
 
 def test_bound_of_zero_warns_and_never_blocks(
@@ -260,14 +260,14 @@ def test_executor_is_bounded(threads: zd.local_cluster, tmp_path: Path) -> None:
             for number in range(6):
                 submitted.append(executor.submit(waits_with, array_of(number), tmp_path))
 
-        thread, came = in_thread(submit_all)
+        thread, outcomes = in_thread(submit_all)
         until(
             lambda: len(begun(tmp_path)) == len(submitted) == 2,
             "the third does not fit beside what travels with each",
         )
         go(tmp_path)
         thread.join(20)
-        assert came == [None]
+        assert outcomes == [None]
         assert [future.result(20) for future in submitted] == [str(number) for number in range(6)]
 
 
@@ -303,14 +303,14 @@ def test_bounds_admit_what_fits(
 
 def test_count_is_that_of_unfinished_work() -> None:
     count = QueueBounds(10, 1000, SIZES.__getitem__)
-    one, other, small = Extra(), Extra(), Extra()
-    count.begin(one, 300, [1])
-    count.begin(other, 400, [1, 2])
+    first, second, small = Extra(), Extra(), Extra()
+    count.begin(first, 300, [1])
+    count.begin(second, 400, [1, 2])
     count.begin(small, SMALL_BYTES_MAX, [])
     assert count.counted_bytes == 300 + 400 + 150
-    count.end(one)
+    count.end(first)
     count.end(small)
-    count.end(one)
+    count.end(first)
     assert count.counted_bytes == 400 + 150
-    count.end(other)
+    count.end(second)
     assert count.counted_bytes == 0

@@ -27,7 +27,7 @@ from tests.scheduling.work import begun, go, until, waits, writes, written
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue
 
-in_both = pytest.mark.parametrize("coordinator", ["threads", "processes"], indirect=True)
+both_clusters = pytest.mark.parametrize("coordinator", ["threads", "processes"], indirect=True)
 
 Pair = namedtuple("Pair", "left right")
 
@@ -50,15 +50,15 @@ VALUES: list[Any] = [
 
 
 @pytest.fixture
-def coordinator(either: ClusterCoordinator) -> ClusterCoordinator:
-    return either
+def coordinator(in_slots: ClusterCoordinator) -> ClusterCoordinator:
+    return in_slots
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_result_keeps_type_and_value(in_processes: ClusterCoordinator, value: Any) -> None:
-    got = in_processes.schedule(lambda: value).fetch(20)
-    assert type(got) is type(value)
-    assert got == value
+    result = in_processes.schedule(lambda: value).fetch(20)
+    assert type(result) is type(value)
+    assert result == value
 
 
 @pytest.mark.parametrize(
@@ -67,16 +67,16 @@ def test_result_keeps_type_and_value(in_processes: ClusterCoordinator, value: An
 def test_arrays_keep_dtype_and_shape_and_are_writable(
     in_processes: ClusterCoordinator, array: Any
 ) -> None:
-    got = in_processes.schedule(lambda: array).fetch(20)
-    assert (type(got), got.dtype, got.shape) == (np.ndarray, array.dtype, array.shape)
-    assert np.array_equal(got, array)
-    assert got.flags.writeable
+    result = in_processes.schedule(lambda: array).fetch(20)
+    assert (type(result), result.dtype, result.shape) == (np.ndarray, array.dtype, array.shape)
+    assert np.array_equal(result, array)
+    assert result.flags.writeable
 
 
 def test_object_array_keeps_its_objects(in_processes: ClusterCoordinator) -> None:
-    got = in_processes.schedule(lambda: np.array([{"a": 1}, None, [2]], dtype=object)).fetch(20)
-    assert got.dtype == object
-    assert list(got) == [{"a": 1}, None, [2]]
+    result = in_processes.schedule(lambda: np.array([{"a": 1}, None, [2]], dtype=object)).fetch(20)
+    assert result.dtype == object
+    assert list(result) == [{"a": 1}, None, [2]]
 
 
 class Colour(enum.Enum):
@@ -142,7 +142,7 @@ def test_fetch_replaces_remote_values_in_structures(
 
 
 @pytest.mark.parametrize(
-    ("holder", "place"),
+    ("holder", "path"),
     [
         (Plain, "results of a tests.scheduling.coordinator.test_remote_value.Plain"),
         (
@@ -156,11 +156,11 @@ def test_fetch_replaces_remote_values_in_structures(
     ],
 )
 def test_fetch_refuses_opaque_holder_of_remote_value(
-    in_threads: ClusterCoordinator, holder: Any, place: str
+    in_threads: ClusterCoordinator, holder: Any, path: str
 ) -> None:
     with pytest.raises(
         TypeError,
-        match=rf"does not replace the RemoteValue in {place}: call its result\(\), or put it",
+        match=rf"does not replace the RemoteValue in {path}: call its result\(\), or put it",
     ):
         in_threads.fetch(holder(in_threads.schedule(abs, (-3,))))
 
@@ -175,16 +175,16 @@ def test_value_can_be_fetched_by_several_threads(
     in_processes: ClusterCoordinator, tmp_path: Path
 ) -> None:
     value = in_processes.schedule(waits, (tmp_path,))
-    got: list[Any] = []
-    fetchers = [threading.Thread(target=lambda: got.append(value.fetch(20))) for _ in range(4)]
+    results: list[Any] = []
+    fetchers = [threading.Thread(target=lambda: results.append(value.fetch(20))) for _ in range(4)]
     for fetcher in fetchers:
         fetcher.start()
     until(lambda: begun(tmp_path))
     go(tmp_path)
     for fetcher in fetchers:
         fetcher.join()
-    assert got == ["x"] * 4
-    assert all(item is got[0] for item in got)
+    assert results == ["x"] * 4
+    assert all(item is results[0] for item in results)
 
 
 # -- errors ----------------------------------------------------------------------------------------
@@ -193,8 +193,8 @@ def test_value_can_be_fetched_by_several_threads(
 class Broke(ValueError):
     """An exception of the user's own."""
 
-    def __init__(self, what: str, number: int) -> None:
-        super().__init__(f"{what} broke")
+    def __init__(self, subject: str, number: int) -> None:
+        super().__init__(f"{subject} broke")
         self.number = number
 
 
@@ -273,13 +273,13 @@ ENDS: list[tuple[Any, type[BaseException], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fn", "kind", "told"), ENDS, ids=[fn.__name__ for fn, _, _ in ENDS])
-@in_both
+@pytest.mark.parametrize(("fn", "kind", "message"), ENDS, ids=[fn.__name__ for fn, _, _ in ENDS])
+@both_clusters
 def test_unraisable_error_is_replaced_with_its_text(
-    coordinator: ClusterCoordinator, fn: Any, kind: type[BaseException], told: str
+    coordinator: ClusterCoordinator, fn: Any, kind: type[BaseException], message: str
 ) -> None:
     value = coordinator.schedule(fn)
-    with pytest.raises(kind, match=told) as caught:
+    with pytest.raises(kind, match=message) as caught:
         value.get(20)
     if fn is not returns_a_lock:
         assert fn.__name__ in str(caught.value.__cause__)
@@ -363,14 +363,14 @@ def test_large_result_of_dropped_value_is_not_fetched(
         return np.zeros(4_000_000)
 
     value = in_processes.schedule(large)
-    kept = in_processes.schedule(large)
+    second_value = in_processes.schedule(large)
     until(lambda: len(begun(tmp_path)) == 2)
     del value
     gc.collect()
     go(tmp_path)
     in_processes.join(20)
     assert in_processes.snapshot().memories == 1, "that of the other one's worker"
-    assert len(kept.get()) == 4_000_000
+    assert len(second_value.get()) == 4_000_000
 
 
 # -- cancel ----------------------------------------------------------------------------------------
@@ -408,7 +408,7 @@ def test_cancelled_running_function_is_cut_off_after_grace(
     assert written(tmp_path) == before
 
 
-@in_both
+@both_clusters
 def test_cancelled_running_function_can_see_it(
     coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:

@@ -25,21 +25,21 @@ class FetcherWithHolders:
     """A ResultFetcher whose holders are a function.
 
     Attributes:
-      wanted: the attempts that are still wanted; None: all are.
+      wanted_works: the work items whose results are still needed; None: all.
       fetched, failed: what it has told.
     """
 
     def __init__(
         self, holders: Callable[[Reference], list[Any]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(Fetcher, "fetch", lambda _, reference, wanted: holders(reference))
-        self.wanted: set[int] | None = None
+        monkeypatch.setattr(Fetcher, "fetch", lambda _, reference, is_wanted: holders(reference))
+        self.wanted_works: set[int] | None = None
         self.fetched: list[int] = []
         self.failed: list[tuple[int, str]] = []
         self.fetching = ResultFetcher(
             Credentials(insecure=True),
             "127.0.0.1:1",
-            lambda work, attempt: self.wanted is None or work in self.wanted,
+            lambda work, attempt: self.wanted_works is None or work in self.wanted_works,
             lambda work, attempt, parts: self.fetched.append(work),
             lambda work, attempt, problem: self.failed.append((work, problem)),
         )
@@ -53,40 +53,40 @@ class FetcherWithHolders:
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """make(holders): closed at the end."""
-    made: list[FetcherWithHolders] = []
+    fetchers: list[FetcherWithHolders] = []
 
     def make(holders: Callable[[Reference], list[Any]]) -> FetcherWithHolders:
-        made.append(FetcherWithHolders(holders, monkeypatch))
-        return made[-1]
+        fetchers.append(FetcherWithHolders(holders, monkeypatch))
+        return fetchers[-1]
 
     yield make
-    for each in made:
-        each.fetching.close()
+    for fetcher in fetchers:
+        fetcher.fetching.close()
 
 
 def freed(_: Reference) -> list[Any]:
     raise errors.NotFoundError(None, None, "it was freed")
 
 
-def test_freed_results_do_not_delay_others(make: Make) -> None:
+def test_freed_results_delay_no_other_fetch(make: Make) -> None:
     """As after the coordinator was stopped for longer than a lease: what it had begun to fetch was
     freed everywhere."""
-    asked = make(lambda reference: freed(reference) if reference.store <= 20 else [b""])
+    fetcher = make(lambda reference: freed(reference) if reference.store <= 20 else [b""])
     for work in range(1, 31):
-        asked.ask(work)
-    until(lambda: sorted(asked.fetched) == list(range(21, 31)))
-    assert not asked.failed
+        fetcher.ask(work)
+    until(lambda: sorted(fetcher.fetched) == list(range(21, 31)))
+    assert not fetcher.failed
 
 
 def test_unwanted_result_is_not_fetched(make: Make) -> None:
     holders: list[int] = []
-    asked = make(lambda reference: [holders.append(reference.store)])
-    asked.wanted = {2}
-    asked.ask(1)
-    asked.ask(2)
-    until(lambda: asked.fetched)
+    fetcher = make(lambda reference: [holders.append(reference.store)])
+    fetcher.wanted_works = {2}
+    fetcher.ask(1)
+    fetcher.ask(2)
+    until(lambda: fetcher.fetched)
     assert holders == [2]
-    assert not asked.failed
+    assert not fetcher.failed
 
 
 def test_fetch_repeats_until_patience_ends(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,12 +100,12 @@ def test_fetch_repeats_until_patience_ends(make: Make, monkeypatch: pytest.Monke
             raise errors.UnavailableError(None, None, "nobody answers")
         return [b""]
 
-    asked = make(holders)
-    asked.ask(1)
-    asked.ask(2)
-    until(lambda: asked.failed and asked.fetched)
-    assert asked.failed == [(1, "its result is held at 127.0.0.1:1: nobody answers")]
-    assert (asked.fetched, tries.count(2)) == ([2], 3)
+    fetcher = make(holders)
+    fetcher.ask(1)
+    fetcher.ask(2)
+    until(lambda: fetcher.failed and fetcher.fetched)
+    assert fetcher.failed == [(1, "its result is held at 127.0.0.1:1: nobody answers")]
+    assert (fetcher.fetched, tries.count(2)) == ([2], 3)
     assert 2 <= tries.count(1) <= 5
 
 
@@ -125,10 +125,10 @@ def test_patience_does_not_count_time_of_stopped_process(
             raise errors.UnavailableError(None, None, "the connection has gone")
         return [b""]
 
-    asked = make(holders)
-    asked.ask(1)
-    until(lambda: asked.fetched)
-    assert not asked.failed
+    fetcher = make(holders)
+    fetcher.ask(1)
+    until(lambda: fetcher.fetched)
+    assert not fetcher.failed
 
 
 def test_error_of_fetch_ends_its_work_only(make: Make) -> None:
@@ -137,11 +137,11 @@ def test_error_of_fetch_ends_its_work_only(make: Make) -> None:
             raise SystemExit("enough")
         return [b""]
 
-    asked = make(holders)
+    fetcher = make(holders)
     for work in (1, 2, 3):
-        asked.ask(work)
-    until(lambda: asked.fetched == [3])
-    assert sorted(asked.failed) == [
+        fetcher.ask(work)
+    until(lambda: fetcher.fetched == [3])
+    assert sorted(fetcher.failed) == [
         (work, f"its result is held at 127.0.0.1:{work}: SystemExit: enough") for work in (1, 2)
     ]
 
@@ -149,12 +149,12 @@ def test_error_of_fetch_ends_its_work_only(make: Make) -> None:
 def test_result_is_unreachable_if_no_thread_starts(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = make(lambda _: [b""])
+    fetcher = make(lambda _: [b""])
     with monkeypatch.context() as full:
         refuse_threads(full, "zmqdist-fetch")
-        asked.ask(1)
-    assert asked.failed == [
+        fetcher.ask(1)
+    assert fetcher.failed == [
         (1, "its result is held at 127.0.0.1:1: RuntimeError: can't start new thread")
     ]
-    asked.ask(2)
-    until(lambda: asked.fetched == [2])
+    fetcher.ask(2)
+    until(lambda: fetcher.fetched == [2])

@@ -28,7 +28,7 @@ def fails(kind: type[Exception] = First, text: str = "it failed") -> None:
     raise kind(text)
 
 
-def fails_when_told(folder: Path, kind: type[Exception]) -> None:
+def fails_at_go(folder: Path, kind: type[Exception]) -> None:
     waits(folder, kind.__name__)
     raise kind
 
@@ -51,8 +51,8 @@ def coordinator(
 ) -> Iterator[ClusterCoordinator]:
     """On three workers."""
     options = {} if request.param is None else {"queue_max": request.param}
-    with ClusterCoordinator(threads, cluster_lost_limit_s=5.0, **options) as made:
-        yield made
+    with ClusterCoordinator(threads, cluster_lost_limit_s=5.0, **options) as coordinator:
+        yield coordinator
 
 
 def works_on(coordinator: ClusterCoordinator) -> bool:
@@ -64,17 +64,17 @@ def works_on(coordinator: ClusterCoordinator) -> bool:
 
 def raised(ask: Callable[[], Any], within_s: float = 20.0) -> BaseException:
     """What `ask` raises when it is called until it does."""
-    found: list[BaseException] = []
+    errors_raised: list[BaseException] = []
 
     def look() -> bool:
         try:
             ask()
         except Exception as error:
-            found.append(error)
-        return bool(found)
+            errors_raised.append(error)
+        return bool(errors_raised)
 
     until(look, "it raises", within_s)
-    return found[0]
+    return errors_raised[0]
 
 
 def test_join_without_work_returns_at_once(coordinator: ClusterCoordinator) -> None:
@@ -139,8 +139,8 @@ def test_first_error_of_round_is_raised(
 ) -> None:
     for name in "12":
         (tmp_path / name).mkdir()
-    first = in_threads.schedule(fails_when_told, (tmp_path / "1", First))
-    second = in_threads.schedule(fails_when_told, (tmp_path / "2", Second))
+    first = in_threads.schedule(fails_at_go, (tmp_path / "1", First))
+    second = in_threads.schedule(fails_at_go, (tmp_path / "2", Second))
     until(lambda: begun(tmp_path / "1") and begun(tmp_path / "2"))
     go(tmp_path / "1")
     until(first.done)
@@ -153,11 +153,11 @@ def test_first_error_of_round_is_raised(
 
 
 def test_failure_alone_stops_no_other_work(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
-    bad = in_threads.schedule(fails_when_told, (tmp_path, First))
-    others = [in_threads.schedule(counts, (tmp_path, str(i))) for i in range(20)]
+    bad = in_threads.schedule(fails_at_go, (tmp_path, First))
+    counted = [in_threads.schedule(counts, (tmp_path, str(i))) for i in range(20)]
     go(tmp_path)
     assert isinstance(bad.exception(20), First)
-    assert in_threads.fetch(others) == [str(i) for i in range(20)]
+    assert in_threads.fetch(counted) == [str(i) for i in range(20)]
     with pytest.raises(First):
         in_threads.join()
 
@@ -277,13 +277,13 @@ def test_full_queue_blocks_schedule(tmp_path: Path) -> None:
 def test_join_after_error_waits_no_longer_than_its_time(
     in_threads: ClusterCoordinator, tmp_path: Path
 ) -> None:
-    holding, held = _held[str(tmp_path)] = threading.Event(), threading.Event()
+    holding, release = _releases[str(tmp_path)] = threading.Event(), threading.Event()
     in_threads.schedule(holds_on, (str(tmp_path),))
     assert holding.wait(20)
     in_threads.schedule(fails).exception(20)
     with pytest.raises(errors.DeadlineExceededError, match="1 scheduled functions have not ended"):
         in_threads.join(0.5)
-    held.set()
+    release.set()
     with pytest.raises(First, match="it failed"):
         in_threads.join(20)
     in_threads.join(float("inf"))
@@ -293,13 +293,13 @@ def test_join_after_error_waits_no_longer_than_its_time(
 def test_repeated_join_ends_only_its_round(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     for turn in range(100):
         key = str(tmp_path / str(turn))
-        holding, held = _held[key] = threading.Event(), threading.Event()
+        holding, release = _releases[key] = threading.Event(), threading.Event()
         in_threads.schedule(holds_on, (key,))
         assert holding.wait(20)
         in_threads.schedule(fails).exception(20)
         with pytest.raises(errors.DeadlineExceededError):
             in_threads.join(0.01)
-        held.set()
+        release.set()
         # so that `join` asks before, at and after the end of the round
         threading.Event().wait(turn / 50_000)
         with pytest.raises(First, match="it failed"):
@@ -312,13 +312,13 @@ def test_work_scheduled_during_round_end_ends_before_join(
 ) -> None:
     for turn in range(100):
         key = str(tmp_path / str(turn))
-        holding, held = _held[key] = threading.Event(), threading.Event()
+        holding, release = _releases[key] = threading.Event(), threading.Event()
         in_threads.schedule(holds_on, (key,))
         assert holding.wait(20)
         in_threads.schedule(fails).exception(20)
         with pytest.raises(errors.DeadlineExceededError):
             in_threads.join(0.01)
-        held.set()
+        release.set()
         threading.Event().wait(turn / 50_000)
         later = in_threads.schedule(waits, (tmp_path, f"later{turn}"))
         with pytest.raises(First, match="it failed"):
@@ -326,11 +326,11 @@ def test_work_scheduled_during_round_end_ends_before_join(
         assert later.done()
 
 
-_held: dict[str, tuple[threading.Event, threading.Event]] = {}
+_releases: dict[str, tuple[threading.Event, threading.Event]] = {}
 
 
 def holds_on(key: str) -> None:
     """In a thread: it does not ask whether it should end."""
-    holding, held = _held[key]
+    holding, release = _releases[key]
     holding.set()
-    held.wait(20)
+    release.wait(20)

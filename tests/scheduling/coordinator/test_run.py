@@ -19,9 +19,9 @@ pytestmark = pytest.mark.timeout(90)
 WORKERS = ["worker:0", "worker:1", "worker:2"]
 
 
-def fails_on(index: int, *others: int) -> int:
+def fails_on(*indices: int) -> int:
     here = get_current_worker_index()
-    if here in (index, *others):
+    if here in indices:
         raise ValueError(f"no disk at {here}")
     return here
 
@@ -42,14 +42,14 @@ def test_function_is_called_once_per_worker(in_threads: ClusterCoordinator, tmp_
 
 
 def test_errors_of_run_are_by_worker(in_threads: ClusterCoordinator) -> None:
-    with pytest.raises(ValueError, match="no disk at 1") as told:
+    with pytest.raises(ValueError, match="no disk at 1") as caught:
         in_threads.run(fails_on, 1, 2)
-    failures: dict[str, BaseException] = told.value.failures  # type: ignore[attr-defined]
+    failures: dict[str, BaseException] = caught.value.failures  # type: ignore[attr-defined]
     assert {name: str(error) for name, error in failures.items()} == {
         "worker:1": "no disk at 1",
         "worker:2": "no disk at 2",
     }
-    assert "fails_on at worker:1:\nTraceback" in str(told.value.__cause__)
+    assert "fails_on at worker:1:\nTraceback" in str(caught.value.__cause__)
     in_threads.join(20)  # its errors fail no round
     assert in_threads.submit(int).result(20) == 0
 
@@ -59,17 +59,17 @@ def test_run_waits_for_no_other_work(tmp_path: Path) -> None:
         zd.local_cluster(1, slots=2, processes=False) as cluster,
         ClusterCoordinator(cluster) as coordinator,
     ):
-        other = coordinator.submit(waits, tmp_path)
+        running = coordinator.submit(waits, tmp_path)
         until(lambda: begun(tmp_path))
         assert coordinator.run(abs, -1) == {"worker:0": 1}
-        assert not other.done()
+        assert not running.done()
         go(tmp_path)
 
 
 def test_kept_values_alone_may_be_arguments(in_threads: ClusterCoordinator) -> None:
-    kept = in_threads.options(keep=True).submit(list, "abc")
-    kept.exception(20)
-    assert in_threads.run(len, kept) == dict.fromkeys(WORKERS, 3)
+    value = in_threads.options(keep=True).submit(list, "abc")
+    value.exception(20)
+    assert in_threads.run(len, value) == dict.fromkeys(WORKERS, 3)
     with pytest.raises(
         ValueError, match=r"only a RemoteValue of keep=True that has ended can be given to all"
     ):
@@ -81,26 +81,30 @@ def test_late_call_is_cancelled_and_named(in_threads: ClusterCoordinator, tmp_pa
     hasty = in_threads.options(timeout=0.3, name="probe")
     with pytest.raises(
         errors.DeadlineExceededError, match=r"probe at worker:0 has not ended after 0\.3 s"
-    ) as told:
+    ) as caught:
         hasty.run(waits, tmp_path)
-    assert list(told.value.failures) == WORKERS  # type: ignore[attr-defined]
+    assert list(caught.value.failures) == WORKERS  # type: ignore[attr-defined]
     until(lambda: (tmp_path / "cancelled-x").exists())
     assert in_threads.run(abs, -1) == dict.fromkeys(WORKERS, 1)
 
 
 def test_run_without_workers_raises() -> None:
-    told = pytest.raises(errors.UnavailableError, match=r"run\(\) found no worker: start one")
-    with zd.local_cluster(workers=0) as cluster, ClusterCoordinator(cluster) as coordinator, told:
+    refusal = pytest.raises(errors.UnavailableError, match=r"run\(\) found no worker: start one")
+    with (
+        zd.local_cluster(workers=0) as cluster,
+        ClusterCoordinator(cluster) as coordinator,
+        refusal,
+    ):
         coordinator.run(abs, -1)
 
 
 @pytest.mark.parametrize("option", ["worker", "retries", "keep", "lineage"])
 def test_options_without_use_are_refused(in_threads: ClusterCoordinator, option: str) -> None:
-    chosen: Any = {option: {"worker": 0, "retries": 1}.get(option, True)}
+    options: Any = {option: {"worker": 0, "retries": 1}.get(option, True)}
     with pytest.raises(
         ValueError, match=rf"run\(\) calls .* it has no use for the option {option}"
     ):
-        in_threads.options(**chosen).run(abs, -1)
+        in_threads.options(**options).run(abs, -1)
 
 
 def test_uncallable_and_unpicklable_are_refused(
@@ -114,43 +118,43 @@ def test_uncallable_and_unpicklable_are_refused(
 
 
 def test_arguments_are_copied_for_workers(in_threads: ClusterCoordinator) -> None:
-    given = [1]
-    assert in_threads.run(lambda got: got.append(2) or got, given) == {
+    argument = [1]
+    assert in_threads.run(lambda items: items.append(2) or items, argument) == {
         worker: [1, 2] for worker in WORKERS
     }
-    assert given == [1]
+    assert argument == [1]
 
 
 def test_full_queue_does_not_block_run(threads: zd.local_cluster, tmp_path: Path) -> None:
     with ClusterCoordinator(threads, queue_max=1) as coordinator:
         coordinator.submit(waits, tmp_path)
         until(lambda: begun(tmp_path))
-        found: list[Any] = []
+        outcomes: list[Any] = []
         runner = threading.Thread(
-            target=lambda: found.append(coordinator.options(timeout=30.0).run(abs, -1))
+            target=lambda: outcomes.append(coordinator.options(timeout=30.0).run(abs, -1))
         )
         runner.start()
         go(tmp_path)
         runner.join(30)
-        assert found == [dict.fromkeys(WORKERS, 1)]
+        assert outcomes == [dict.fromkeys(WORKERS, 1)]
 
 
 def test_close_ends_run(threads: zd.local_cluster, tmp_path: Path) -> None:
     with ClusterCoordinator(threads) as coordinator:
-        found: list[BaseException] = []
+        outcomes: list[BaseException] = []
 
         def run() -> None:
             try:
                 coordinator.run(waits, tmp_path)
             except (errors.CancelledError, errors.FailedPreconditionError) as error:
-                found.append(error)
+                outcomes.append(error)
 
         runner = threading.Thread(target=run)
         runner.start()
         until(lambda: len(begun(tmp_path)) > 0)
         coordinator.close()
         runner.join(20)
-        assert len(found) == 1
+        assert len(outcomes) == 1
         with pytest.raises(errors.FailedPreconditionError, match="has been closed"):
             coordinator.run(abs, -1)
 

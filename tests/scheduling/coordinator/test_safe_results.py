@@ -17,26 +17,26 @@ from zmqdist.wire import results, trusted
 
 @pytest.fixture(scope="module", params=[False, True], ids=["threads", "processes"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[zd.local_cluster]:
-    with zd.local_cluster(workers=2, processes=request.param) as made:
-        yield made
+    with zd.local_cluster(workers=2, processes=request.param) as cluster:
+        yield cluster
 
 
 @pytest.fixture
 def coordinator(cluster: zd.local_cluster) -> Iterator[ClusterCoordinator]:
-    with ClusterCoordinator(cluster, results="safe") as made:
-        yield made
+    with ClusterCoordinator(cluster, results="safe") as coordinator:
+        yield coordinator
 
 
 def test_safe_values_pass(coordinator: ClusterCoordinator) -> None:
     assert coordinator.schedule(lambda x: {"x": [x, None]}, args=(1,)).fetch() == {"x": [1, None]}
     large = coordinator.schedule(np.ones, args=(300_000,))
     assert large.fetch().sum() == 300_000
-    kept = coordinator.schedule(np.ones, args=(300_000,), keep=True)
+    kept_array = coordinator.schedule(np.ones, args=(300_000,), keep=True)
     assert (
-        coordinator.schedule(lambda a, b: float((a + b).sum()), args=(kept, large)).fetch()
+        coordinator.schedule(lambda a, b: float((a + b).sum()), args=(kept_array, large)).fetch()
         == 600_000
     )
-    assert kept.fetch().sum() == 300_000
+    assert kept_array.fetch().sum() == 300_000
     coordinator.join()
 
 

@@ -153,16 +153,18 @@ BAD: list[tuple[Any, Any, Any, type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fn", "args", "kwargs", "kind", "told"), BAD, ids=[row[4] for row in BAD])
+@pytest.mark.parametrize(
+    ("fn", "args", "kwargs", "kind", "message"), BAD, ids=[row[4] for row in BAD]
+)
 def test_unschedulable_call_is_refused_and_changes_nothing(
     in_threads: ClusterCoordinator,
     fn: Any,
     args: Any,
     kwargs: Any,
     kind: type[Exception],
-    told: str,
+    message: str,
 ) -> None:
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=message):
         in_threads.schedule(fn, args, kwargs)
     assert in_threads.done()
     in_threads.join(0)
@@ -185,8 +187,10 @@ def test_module_missing_at_workers_is_named(
         import only_with_us  # type: ignore[import-not-found]
 
         value = in_processes.schedule(only_with_us.fn)
-    told = "module 'only_with_us' is not importable in process .* put it on the workers' PYTHONPATH"
-    with pytest.raises(errors.FailedPreconditionError, match=told):
+    message = (
+        "module 'only_with_us' is not importable in process .* put it on the workers' PYTHONPATH"
+    )
+    with pytest.raises(errors.FailedPreconditionError, match=message):
         value.get(20)
     with pytest.raises(errors.FailedPreconditionError):
         in_processes.join()
@@ -207,14 +211,14 @@ def test_close_cancels_unfinished_work(processes: zd.local_cluster, tmp_path: Pa
     for value in values:
         with pytest.raises(errors.CancelledError):
             value.get(0)
-    with ClusterCoordinator(processes) as other:
-        assert other.fetch(other.map(int, range(4))) == [0, 1, 2, 3]
+    with ClusterCoordinator(processes) as successor:
+        assert successor.fetch(successor.map(int, range(4))) == [0, 1, 2, 3]
         pids = begun(tmp_path)
         assert len(pids) == 2
         # each worker cuts off its own
         until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
         before = written(tmp_path)
-        other.fetch(other.map(counts_once(tmp_path), range(4)))
+        successor.fetch(successor.map(counts_once(tmp_path), range(4)))
         assert written(tmp_path) == before
 
 
@@ -225,18 +229,18 @@ def counts_once(folder: Path) -> Any:
 def test_close_ends_get_and_join(threads: zd.local_cluster, tmp_path: Path) -> None:
     coordinator = ClusterCoordinator(threads)
     value = coordinator.schedule(waits, (tmp_path,))
-    ended: list[Any] = []
+    outcomes: list[Any] = []
 
-    def wait(what: Any) -> None:
+    def wait(call: Any) -> None:
         try:
-            what()
+            call()
         except Exception as error:
-            ended.append(type(error))
+            outcomes.append(type(error))
         else:
-            ended.append(None)
+            outcomes.append(None)
 
     waiters = [
-        threading.Thread(target=wait, args=(what,)) for what in (value.get, coordinator.join)
+        threading.Thread(target=wait, args=(call,)) for call in (value.get, coordinator.join)
     ]
     for waiter in waiters:
         waiter.start()
@@ -244,7 +248,7 @@ def test_close_ends_get_and_join(threads: zd.local_cluster, tmp_path: Path) -> N
     coordinator.close()
     for waiter in waiters:
         waiter.join(20)
-    assert sorted(map(str, ended)) == ["<class 'zmqdist.errors.CancelledError'>", "None"]
+    assert sorted(map(str, outcomes)) == ["<class 'zmqdist.errors.CancelledError'>", "None"]
 
 
 def test_closed_coordinator_refuses_calls(threads: zd.local_cluster) -> None:
@@ -306,7 +310,7 @@ class Refuses:
 
 
 @pytest.mark.parametrize(
-    ("call", "told", "frame"),
+    ("call", "message", "frame"),
     [
         (
             lambda c: c.schedule(int, ([{"x": LOCK}],)),
@@ -333,12 +337,12 @@ class Refuses:
     ],
 )
 def test_pickling_error_shows_no_frames_of_pickler(
-    in_threads: ClusterCoordinator, call: Any, told: str, frame: str
+    in_threads: ClusterCoordinator, call: Any, message: str, frame: str
 ) -> None:
     with pytest.raises(errors.InvalidArgumentError) as caught:
         call(in_threads)
     text = "".join(traceback.format_exception(caught.value))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert frame in text
     assert "pickle.py" not in text
     assert "trusted.py" not in text
@@ -352,7 +356,7 @@ def test_array_of_values_needs_numbers(
     for numbers in ([1, 2**60], [0.5, 2.0], [1j, 2.0 + 0j]):
         values: Any = coordinator.map(lambda number: number, numbers)
         assert np.array(values).tolist() == numbers
-    for others in ([False, True], ["a", "b"]):
-        values = coordinator.map(lambda other: other, others)
+    for items in ([False, True], ["a", "b"]):
+        values = coordinator.map(lambda item: item, items)
         with pytest.raises(TypeError, match="no number or array"):
             np.array(values)

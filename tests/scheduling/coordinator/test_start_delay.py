@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.mark.parametrize("queue_max", [None, 2])
-def test_workers_begin_one_after_the_other(
+def test_start_delay_staggers_workers(
     monkeypatch: pytest.MonkeyPatch, queue_max: int | None
 ) -> None:
     monkeypatch.setenv(START_DELAY_ENV, "1")

@@ -37,14 +37,14 @@ def test_submit_passes_all_arguments_to_function(in_threads: ClusterCoordinator)
 
 
 def test_arguments_and_results_belong_to_caller(in_threads: ClusterCoordinator) -> None:
-    given = [1, 2]
-    first = in_threads.submit(echo, given)
-    given.append(3)
+    items = [1, 2]
+    first = in_threads.submit(echo, items)
+    items.append(3)
     assert first.result(20) == (([1, 2],), {})
     first.result()[0][0].append("mine")
     assert first.result() == (([1, 2, "mine"],), {}) == first.get()
     assert in_threads.submit(len, first).result(20) == 2
-    assert in_threads.submit(lambda got: got[0][0], first).result(20) == [1, 2, "mine"]
+    assert in_threads.submit(lambda echoed: echoed[0][0], first).result(20) == [1, 2, "mine"]
 
 
 def test_thousand_results_come_in_order(in_threads: ClusterCoordinator) -> None:
@@ -65,8 +65,8 @@ def test_submit_raises_no_error_of_another_function(in_threads: ClusterCoordinat
 
 def test_error_within_map_ends_nothing(in_threads: ClusterCoordinator) -> None:
     values = in_threads.map(int, ["1", "x", "3", "y", *map(str, range(4, 100))])
-    done, not_done = in_threads.wait(values, timeout=60)
-    assert (len(done), not_done) == (100, [])
+    finished, pending = in_threads.wait(values, timeout=60)
+    assert (len(finished), pending) == (100, [])
     assert [number for number, value in enumerate(values) if value.exception()] == [1, 3]
     assert values[99].result() == 99
 
@@ -115,9 +115,9 @@ def test_options_are_those_of_schedule(coordinator: ClusterCoordinator, tmp_path
         coordinator.options(worker=1).submit(zd.coordinator.get_current_worker_index).result(20)
         == 1
     )
-    kept = coordinator.options(keep=True).submit(list, "ab")
-    assert coordinator.submit(len, kept).result(20) == 2
-    assert "kept by its worker" in repr(kept)
+    kept_value = coordinator.options(keep=True).submit(list, "ab")
+    assert coordinator.submit(len, kept_value).result(20) == 2
+    assert "kept by its worker" in repr(kept_value)
     recomputable = coordinator.options(lineage=True).submit(list, "abc")
     assert coordinator.submit(len, recomputable).result(20) == 3
 
@@ -171,10 +171,10 @@ def test_options_are_added_without_changing_first(
 
 def test_options_may_be_used_by_several_threads(in_threads: ClusterCoordinator) -> None:
     shared = in_threads.options(name="shared")
-    found: list[list[int]] = []
+    results: list[list[int]] = []
     threads = [
         threading.Thread(
-            target=lambda: found.append(
+            target=lambda: results.append(
                 in_threads.gather(shared.map(abs, range(-50, 0)), timeout=60)
             )
         )
@@ -184,11 +184,11 @@ def test_options_may_be_used_by_several_threads(in_threads: ClusterCoordinator) 
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert found == [list(range(50, 0, -1))] * 4
+    assert results == [list(range(50, 0, -1))] * 4
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "told"),
+    ("options", "kind", "message"),
     [
         ({"retry": 1}, TypeError, r"options\(\) has no option retry: did you mean retries\?"),
         ({"time_out": 1}, TypeError, r"options\(\) has no option time_out: did you mean timeout\?"),
@@ -220,10 +220,10 @@ def test_options_may_be_used_by_several_threads(in_threads: ClusterCoordinator) 
     ids=str,
 )
 def test_wrong_options_are_refused(
-    in_threads: ClusterCoordinator, options: Any, kind: type[Exception], told: str
+    in_threads: ClusterCoordinator, options: Any, kind: type[Exception], message: str
 ) -> None:
     for submitter in (in_threads, in_threads.options(priority=1)):
-        with pytest.raises(kind, match=told):
+        with pytest.raises(kind, match=message):
             submitter.options(**options)
 
 
@@ -250,10 +250,10 @@ def test_name_is_in_remote_traceback_and_log(
     threads: zd.local_cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ClusterCoordinator(threads) as coordinator:
-        seen = coordinator.options(name="fold 3").submit(int, "x")
-        with pytest.raises(ValueError, match="invalid literal") as told:
-            seen.result(20)
-        assert str(told.value.__cause__).splitlines()[2:4] == [
+        failed = coordinator.options(name="fold 3").submit(int, "x")
+        with pytest.raises(ValueError, match="invalid literal") as caught:
+            failed.result(20)
+        assert str(caught.value.__cause__).splitlines()[2:4] == [
             "fold 3:",
             "Traceback (most recent call last):",
         ]
@@ -273,12 +273,14 @@ def test_name_is_in_drain_report(tmp_path: Path) -> None:
         ClusterCoordinator(cluster) as coordinator,
     ):
         names = ["lr=0.1", "a.b", "in. short", "é"]
-        kept = [coordinator.options(name=name, keep=True).submit(int) for name in names]
-        kept.append(coordinator.options(keep=True).submit(zd.coordinator.get_current_worker_index))
-        coordinator.wait(kept, timeout=20)
-        with pytest.raises(errors.DrainRefusedError) as told:
+        values = [coordinator.options(name=name, keep=True).submit(int) for name in names]
+        values.append(
+            coordinator.options(keep=True).submit(zd.coordinator.get_current_worker_index)
+        )
+        coordinator.wait(values, timeout=20)
+        with pytest.raises(errors.DrainRefusedError) as caught:
             coordinator.remove_worker(0)
-    numbers = [value.work for value in kept]
+    numbers = [value.work for value in values]
     shown = [
         "lr=0.1",
         "b",
@@ -286,7 +288,7 @@ def test_name_is_in_drain_report(tmp_path: Path) -> None:
         "é",
         "get_current_worker_index",
     ]  # a dotted name is cut as those of functions are
-    assert sorted(told.value.values) == sorted(
+    assert sorted(caught.value.values) == sorted(
         f"{name}-{work}" for name, work in zip(shown, numbers, strict=True)
     )
 
@@ -296,13 +298,13 @@ def test_name_is_in_drain_report(tmp_path: Path) -> None:
 
 def test_gather_keeps_structure(in_threads: ClusterCoordinator) -> None:
     two = in_threads.submit(int, "2")
-    given = {"a": [two, (two, 3)], "b": {two}, "c": np.ones(2), two: "key"}
-    found = in_threads.gather(given, timeout=20)
-    assert found["a"] == [2, (2, 3)]
-    assert found["b"] == {2}
-    assert found["c"] is given["c"]
-    assert found[2] == "key"
-    assert given["a"][0] is two, "what was given stays as it was"
+    structure = {"a": [two, (two, 3)], "b": {two}, "c": np.ones(2), two: "key"}
+    gathered = in_threads.gather(structure, timeout=20)
+    assert gathered["a"] == [2, (2, 3)]
+    assert gathered["b"] == {2}
+    assert gathered["c"] is structure["c"]
+    assert gathered[2] == "key"
+    assert structure["a"][0] is two, "what was given stays as it was"
     assert in_threads.gather(5) == 5
     assert in_threads.gather(value for value in (two, two)) == [2, 2]
 

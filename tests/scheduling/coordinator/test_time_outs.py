@@ -24,7 +24,7 @@ class Pending:
     coordinator: ClusterCoordinator
     executor: zd.Executor
     value: Any
-    kept: Any
+    kept_value: Any
     resource: Any
     future: Any
 
@@ -34,13 +34,13 @@ def pending(threads: zd.local_cluster) -> Iterator[Pending]:
     Gate.opened.clear()
     with ClusterCoordinator(threads) as coordinator, zd.Executor(threads) as executor:
         coordinator.workers()
-        kept = coordinator.schedule(int, keep=True)
-        kept.exception()
+        kept_value = coordinator.schedule(int, keep=True)
+        kept_value.exception()
         yield Pending(
             coordinator,
             executor,
             coordinator.schedule(passes_gate),
-            kept,
+            kept_value,
             coordinator.create_per_worker_resource(passes_gate),
             executor.submit(passes_gate),
         )
@@ -85,13 +85,13 @@ def test_waits_take_same_time_outs(pending: Pending, wait: str) -> None:
 
 
 def test_done_waits_only_with_time_out(pending: Pending) -> None:
-    done = pending.coordinator.done
+    wait = pending.coordinator.done
     for timeout in REFUSED:
-        check_refused(done, timeout)
+        check_refused(wait, timeout)
     for timeout in [None, *OVER]:
-        assert done(timeout) is False
+        assert wait(timeout) is False
     for timeout in LONG[1:]:
-        check_long(done, timeout, Gate.opened.set)
+        check_long(wait, timeout, Gate.opened.set)
 
 
 def test_wait_takes_same_time_outs_and_raises_none(pending: Pending) -> None:
@@ -108,9 +108,9 @@ def test_wait_takes_same_time_outs_and_raises_none(pending: Pending) -> None:
 
 def test_kept_value_takes_same_time_outs(pending: Pending) -> None:
     for timeout in REFUSED:
-        check_refused(pending.kept.get, timeout)
+        check_refused(pending.kept_value.get, timeout)
     for timeout in [*OVER, *LONG]:
-        assert pending.kept.get(timeout) == 0
+        assert pending.kept_value.get(timeout) == 0
 
 
 def test_time_out_of_function_is_number_of_seconds(in_threads: ClusterCoordinator) -> None:

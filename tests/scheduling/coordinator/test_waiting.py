@@ -39,8 +39,8 @@ def test_count_above_number_of_values_waits_for_all(in_threads: ClusterCoordinat
     left = in_threads.map(abs, range(10))
     rounds = 0
     while left:
-        done, left = in_threads.wait(left, count=4, timeout=20)
-        assert len(done) >= 4 or not left
+        finished, left = in_threads.wait(left, count=4, timeout=20)
+        assert len(finished) >= 4 or not left
         rounds += 1
     assert 1 <= rounds <= 3
 
@@ -56,8 +56,8 @@ def test_thousand_waits_leave_no_waiter(in_threads: ClusterCoordinator, tmp_path
     gc.collect()
     before = sum(type(waiter) is threading.Semaphore for waiter in gc.get_objects())
     for _ in range(1000):
-        done, left = in_threads.wait(slow, count=1, timeout=0)
-        assert (done, left) == ([], slow)
+        finished, left = in_threads.wait(slow, count=1, timeout=0)
+        assert (finished, left) == ([], slow)
     gc.collect()
     assert sum(type(waiter) is threading.Semaphore for waiter in gc.get_objects()) <= before
     go(tmp_path)
@@ -66,13 +66,13 @@ def test_thousand_waits_leave_no_waiter(in_threads: ClusterCoordinator, tmp_path
 def test_close_ends_wait(threads: zd.local_cluster, tmp_path: Path) -> None:
     with ClusterCoordinator(threads) as coordinator:
         slow = coordinator.submit(waits, tmp_path)
-        found: list[Any] = []
-        waiter = threading.Thread(target=lambda: found.append(coordinator.wait([slow])))
+        results: list[Any] = []
+        waiter = threading.Thread(target=lambda: results.append(coordinator.wait([slow])))
         waiter.start()
         until(lambda: begun(tmp_path))
         coordinator.close()
         waiter.join(20)
-        assert found == [([slow], [])]
+        assert results == [([slow], [])]
         assert slow.cancelled()
         assert list(coordinator.as_completed([slow])) == [slow]
         with pytest.raises(errors.FailedPreconditionError, match="has been closed"):
@@ -80,7 +80,7 @@ def test_close_ends_wait(threads: zd.local_cluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "kind", "told"),
+    ("arguments", "kind", "message"),
     [
         (
             {"values": [5]},
@@ -108,9 +108,9 @@ def test_close_ends_wait(threads: zd.local_cluster, tmp_path: Path) -> None:
     ids=str,
 )
 def test_wrong_arguments_of_wait(
-    in_threads: ClusterCoordinator, arguments: Any, kind: type[Exception], told: str
+    in_threads: ClusterCoordinator, arguments: Any, kind: type[Exception], message: str
 ) -> None:
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=message):
         in_threads.wait(**arguments)
 
 
@@ -119,12 +119,12 @@ def test_wrong_arguments_of_wait(
 
 def test_loop_over_as_completed_may_add_values(in_threads: ClusterCoordinator) -> None:
     search = in_threads.as_completed([in_threads.submit(int, "1")], timeout=60)
-    found = []
+    results = []
     for value in search:
-        found.append(value.result())
+        results.append(value.result())
         if value.result() < 512:
             search.add(in_threads.submit(lambda before: before * 2, value))
-    assert found == [2**power for power in range(10)]
+    assert results == [2**power for power in range(10)]
     assert len(search) == 0
 
 
@@ -160,15 +160,15 @@ def test_values_may_come_from_another_thread(
     in_threads: ClusterCoordinator, tmp_path: Path
 ) -> None:
     order = in_threads.as_completed([in_threads.submit(waits, tmp_path)], timeout=30)
-    found: list[Any] = []
-    taker = threading.Thread(target=lambda: found.extend(value.result() for value in order))
+    results: list[Any] = []
+    taker = threading.Thread(target=lambda: results.extend(value.result() for value in order))
     taker.start()
     order.add_all(in_threads.map(abs, range(100)))
-    until(lambda: len(found) == 100)
+    until(lambda: len(results) == 100)
     go(tmp_path)
     taker.join(30)
-    assert sorted(found[:-1]) == list(range(100))
-    assert found[-1] == "x"
+    assert sorted(results[:-1]) == list(range(100))
+    assert results[-1] == "x"
 
 
 @pytest.mark.parametrize("values", [[5], 5, None, "ab", [[]]], ids=str)
@@ -228,7 +228,7 @@ def test_cancel_all_counts_dropped_values(in_threads: ClusterCoordinator, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         ("gather", r"gather\(\) takes 2 positional arguments but 3 were given"),
         ("wait", r"wait\(\) takes 2 positional arguments but 3 were given"),
@@ -236,23 +236,23 @@ def test_cancel_all_counts_dropped_values(in_threads: ClusterCoordinator, tmp_pa
     ],
 )
 def test_second_value_is_not_taken_as_time_out(
-    in_threads: ClusterCoordinator, call: str, told: str
+    in_threads: ClusterCoordinator, call: str, message: str
 ) -> None:
-    one, other = in_threads.map(abs, [-1, -2])
-    with pytest.raises(TypeError, match=told):
-        getattr(in_threads, call)(one, other)
+    first, second = in_threads.map(abs, [-1, -2])
+    with pytest.raises(TypeError, match=message):
+        getattr(in_threads, call)(first, second)
 
 
 def test_threads_share_one_as_completed(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     values = [*in_threads.map(abs, range(20)), in_threads.submit(waits, tmp_path)]
     search = in_threads.as_completed(values, timeout=60)
-    taken: list[Any] = []
-    takers = [threading.Thread(target=lambda: taken.extend(search)) for _ in range(3)]
+    yielded: list[Any] = []
+    takers = [threading.Thread(target=lambda: yielded.extend(search)) for _ in range(3)]
     for taker in takers:
         taker.start()
     until(lambda: len(search) == 1)
     go(tmp_path)
     for taker in takers:
         taker.join(30)
-    assert len(taken) == len(values)
-    assert set(taken) == set(values)
+    assert len(yielded) == len(values)
+    assert set(yielded) == set(values)

@@ -44,7 +44,7 @@ def watchdog(**options: Any) -> WatchDog:
     return WatchDog(TIMEOUT_S, **options)
 
 
-def test_watchdog_triggers_until_it_is_stopped(triggers: Triggers, tmp_path: Path) -> None:
+def test_watchdog_triggers_until_stop(triggers: Triggers, tmp_path: Path) -> None:
     with open(tmp_path / "stacks", "w") as file:
         dog = watchdog(traceback_file=file, on_triggered=triggers)
         triggers.wait()
@@ -54,9 +54,9 @@ def test_watchdog_triggers_until_it_is_stopped(triggers: Triggers, tmp_path: Pat
         stopped_at = triggers.count
     assert not any(thread.name == "WatchDog" for thread in threading.enumerate())
     assert triggers.count == stopped_at
-    told = (tmp_path / "stacks").read_text()
-    assert "test_watchdog.py" in told
-    assert told.count("end of the stacks") == stopped_at
+    stacks = (tmp_path / "stacks").read_text()
+    assert "test_watchdog.py" in stacks
+    assert stacks.count("end of the stacks") == stopped_at
 
 
 def test_watchdog_writes_stacks_to_object_without_descriptor(
@@ -77,11 +77,11 @@ def test_watchdog_without_time_out_is_off(timeout: int) -> None:
     dog.stop()
 
 
-@pytest.mark.parametrize(("told", "timeout"), [("7", 7), ("soon", 3), ("-1", 3), ("", 3)])
+@pytest.mark.parametrize(("text", "timeout"), [("7", 7), ("soon", 3), ("-1", 3), ("", 3)])
 def test_environment_time_out_overrides_that_of_program(
-    monkeypatch: pytest.MonkeyPatch, told: str, timeout: int
+    monkeypatch: pytest.MonkeyPatch, text: str, timeout: int
 ) -> None:
-    monkeypatch.setenv(TIMEOUT_ENV, told)
+    monkeypatch.setenv(TIMEOUT_ENV, text)
     dog = WatchDog(3)
     dog.stop()
     assert dog.timeout == timeout
@@ -123,7 +123,7 @@ def timer_calls() -> queue.SimpleQueue[tuple[Any, ...]]:
     return queue.SimpleQueue()
 
 
-def test_timer_repeats_call_until_it_is_stopped(
+def test_timer_repeats_call_until_stop(
     timer_calls: queue.SimpleQueue[tuple[Any, ...]],
 ) -> None:
     timer = RepeatedTimer(0.01, lambda *args: timer_calls.put(args), 1, "two")
@@ -154,14 +154,14 @@ def test_timer_goes_on_after_error(
 
 
 def test_timer_can_be_stopped_by_its_call() -> None:
-    stopped = threading.Event()
+    stop_event = threading.Event()
     timers: list[RepeatedTimer] = []
 
     def call() -> None:
         timers[0].stop()
-        stopped.set()
+        stop_event.set()
 
     timers.append(RepeatedTimer(0.01, call))
-    assert stopped.wait(20)
+    assert stop_event.wait(20)
     timers[0].stop()
     assert "zmqdist" in sys.modules

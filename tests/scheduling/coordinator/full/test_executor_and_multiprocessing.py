@@ -49,10 +49,10 @@ if __name__ == "__main__":
 def test_script_functions_run_from_child_processes(method: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, script, method], capture_output=True, text=True, timeout=100, check=False
     )
-    assert done.stdout == "__mp_main__ [0, 3, 6] 4\n0\n", done.stderr
+    assert process.stdout == "__mp_main__ [0, 3, 6] 4\n0\n", process.stderr
 
 
 def appends(items: list[int], number: int) -> int:

@@ -39,8 +39,8 @@ class Session:
         self.process.stdin.flush()
 
     def says(self, pattern: str) -> str:
-        found = until(lambda: re.search(pattern, self.output.read_text()), pattern, within_s=60)
-        return str(found.group())
+        match = until(lambda: re.search(pattern, self.output.read_text()), pattern, within_s=60)
+        return str(match.group())
 
 
 @pytest.fixture

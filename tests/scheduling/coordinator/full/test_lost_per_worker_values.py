@@ -60,12 +60,12 @@ def test_wait_for_resource_ends_when_its_worker_is_lost(
     with ClusterCoordinator(replaced) as coordinator:
         values = coordinator.create_per_worker_resource(waits, (tmp_path, "x"))
         until(lambda: len(begun(tmp_path)) == 2)
-        asked: list[BaseException | None] = []
-        asker = threading.Thread(target=lambda: asked.append(values[0].exception(20)))
+        outcomes: list[BaseException | None] = []
+        asker = threading.Thread(target=lambda: outcomes.append(values[0].exception(20)))
         asker.start()
         replaced.kill_worker(0)
         asker.join(20)
-        assert isinstance(asked[0], errors.CancelledError)
+        assert isinstance(outcomes[0], errors.CancelledError)
         go(tmp_path)
 
 
@@ -83,21 +83,21 @@ def test_fetch_of_resource_ends_when_its_worker_is_lost(
 ) -> None:
     with ClusterCoordinator(replaced) as coordinator:
         values = coordinator.create_per_worker_resource(asked_slowly, (tmp_path,))
-        asked: list[BaseException] = []
+        outcomes: list[BaseException] = []
 
         def ask() -> None:
             try:
                 values[0].get(20)
             except errors.OpError as error:
-                asked.append(error)
+                outcomes.append(error)
 
         asker = threading.Thread(target=ask)
         asker.start()
         until(lambda: begun(tmp_path))
         replaced.kill_worker(0)
         asker.join(20)
-        assert isinstance(asked[0], errors.CancelledError)
-        assert "worker:0 is lost" in str(asked[0])
+        assert isinstance(outcomes[0], errors.CancelledError)
+        assert "worker:0 is lost" in str(outcomes[0])
         go(tmp_path)
 
 
@@ -163,10 +163,10 @@ def test_iterators_created_while_worker_is_down() -> None:
         coordinator.schedule(helpers.first, (iterators[0],)).fetch(20)
         cluster.kill_worker(0)
         iterators += [iter(dataset), iter(dataset)]
-        asked = [
+        values = [
             coordinator.schedule(helpers.first, (iterators[number % 3],)) for number in range(9)
         ]
         cluster.restart_worker(0)
         coordinator.join()
-        assert all(value.done() for value in asked)
+        assert all(value.done() for value in values)
         assert coordinator.schedule(helpers.first, (iterators[2],), worker=0).fetch(20) >= 0

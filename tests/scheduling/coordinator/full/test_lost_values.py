@@ -15,9 +15,9 @@ import zmqdist as zd
 from tests.scheduling.coordinator.helpers import (
     call_count,
     check_shared_by_writers,
+    kept_value,
     logged_array,
     replace_worker,
-    schedule_kept,
     small,
     sum_of,
     zeros,
@@ -42,8 +42,8 @@ def test_kept_value_is_read_without_shared_memory(no_shared_memory: None, tmp_pa
 
 def test_kept_value_outlives_slot_but_not_worker() -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
-        slot = schedule_kept(coordinator, os.getpid)
-        value = schedule_kept(coordinator, zeros)
+        slot = kept_value(coordinator, os.getpid)
+        value = kept_value(coordinator, zeros)
         os.kill(slot.fetch(), signal.SIGKILL)
         assert coordinator.schedule(sum_of, (value,)).fetch(20) == 0
         cluster.kill_worker(0)
@@ -104,9 +104,9 @@ def test_lost_value_without_lineage_fails_its_dependents(
     ):
         second.get(30)
     third = fragile.schedule(logged_array, (tmp_path, "third", second))
-    with pytest.raises(errors.ClosureInputError) as told:
+    with pytest.raises(errors.ClosureInputError) as caught:
         third.get(30)
-    assert isinstance(told.value.original_exception, errors.UnavailableError)
+    assert isinstance(caught.value.original_exception, errors.UnavailableError)
     with pytest.raises(errors.ClosureInputError):
         fragile.join(20)
     fourth = fragile.schedule(logged_array, (tmp_path, "fourth", first), retries=3)
@@ -121,20 +121,20 @@ def test_close_ends_wait_for_lost_value(single: zd.local_cluster, tmp_path: Path
     value = coordinator.schedule(logged_array, (tmp_path, "value"), lineage=True)
     assert value.exception(20) is None
     single.kill_worker(0)
-    told: list[BaseException] = []
+    raised: list[BaseException] = []
 
     def asks() -> None:
         try:
             value.get(60)
         except Exception as error:
-            told.append(error)
+            raised.append(error)
 
     asking = threading.Thread(target=asks)
     asking.start()
     until(lambda: coordinator.snapshot().kept == 0)
     coordinator.close()
     asking.join(20)
-    assert isinstance(told[0], errors.UnavailableError)
+    assert isinstance(raised[0], errors.UnavailableError)
 
 
 def test_ready_value_survives_loss_of_whole_cluster() -> None:

@@ -27,14 +27,14 @@ def dies_on(index: int, folder: Path) -> int:
 
 def test_run_names_worker_that_dies(tmp_path: Path) -> None:
     with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
-        thread, found = in_thread(lambda: coordinator.options(name="probe").run(waits, tmp_path))
+        thread, outcomes = in_thread(lambda: coordinator.options(name="probe").run(waits, tmp_path))
         until(lambda: len(begun(tmp_path)) == 2)
         cluster.kill_worker(1)
         until(lambda: coordinator.workers() == ["worker:0"])
-        assert not found, "the other call goes on"
+        assert not outcomes, "the other call goes on"
         go(tmp_path)
         thread.join(60)
-        (error,) = found
+        (error,) = outcomes
         assert isinstance(error, errors.UnavailableError)
         assert "probe at worker:1: the worker was lost before the function ended" in str(error)
         assert list(error.failures) == ["worker:1"]  # type: ignore[attr-defined]
@@ -46,9 +46,11 @@ def test_run_names_worker_whose_slot_dies_repeatedly(
     in_processes: ClusterCoordinator, tmp_path: Path
 ) -> None:
     go(tmp_path)
-    with pytest.raises(errors.WorkerLost, match="dies_on at worker:1 was started 3 times") as told:
+    with pytest.raises(
+        errors.WorkerLost, match="dies_on at worker:1 was started 3 times"
+    ) as caught:
         in_processes.run(dies_on, 1, tmp_path)
-    assert list(told.value.failures) == ["worker:1"]  # type: ignore[attr-defined]
+    assert list(caught.value.failures) == ["worker:1"]  # type: ignore[attr-defined]
     assert in_processes.run(abs, -1) == {"worker:0": 1, "worker:1": 1}
 
 
@@ -56,14 +58,14 @@ def test_thousand_values_survive_death_of_worker(tmp_path: Path) -> None:
     with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
         values = coordinator.map(waits, [tmp_path] * 1000, map(str, range(1000)))
         until(lambda: len(begun(tmp_path)) == 2)
-        thread, found = in_thread(lambda: coordinator.gather(values, timeout=100))
+        thread, outcomes = in_thread(lambda: coordinator.gather(values, timeout=100))
         cluster.kill_worker(0)
         go(tmp_path)
         search = coordinator.as_completed(values, timeout=100)
         assert sorted(int(value.result()) for value in search) == list(range(1000))
         assert coordinator.wait(values, timeout=100) == (values, [])
         thread.join(60)
-        assert found == [[str(number) for number in range(1000)]]
+        assert outcomes == [[str(number) for number in range(1000)]]
 
 
 def test_waits_end_when_cluster_is_lost(tmp_path: Path) -> None:
@@ -84,9 +86,9 @@ def test_waits_end_when_cluster_is_lost(tmp_path: Path) -> None:
         cluster.kill_worker(0)
         for thread, _ in waiting:
             thread.join(60)
-        gathered, waited, completed, ran = [found for _, found in waiting]
+        gathered, wait_outcome, completed, ran = [outcomes for _, outcomes in waiting]
         assert isinstance(gathered[0], errors.UnavailableError)
-        assert waited == [([value], [])]
+        assert wait_outcome == [([value], [])]
         assert completed == [[value]]
         assert isinstance(ran[0], errors.UnavailableError)
         with pytest.raises(errors.UnavailableError):

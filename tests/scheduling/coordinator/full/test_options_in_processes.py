@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.scheduling.coordinator import test_inputs, test_kept_values, test_options
-from tests.scheduling.coordinator.helpers import tests_with_fixture
+from tests.scheduling.coordinator.helpers import select_tests
 from zmqdist.coordinator import ClusterCoordinator
 
 pytestmark = pytest.mark.timeout(90)
 
 for _module in (test_inputs, test_kept_values, test_options):
-    globals().update(tests_with_fixture(_module, "coordinator"))
+    globals().update(select_tests(_module, "coordinator"))
 
 
 @pytest.fixture

@@ -56,11 +56,11 @@ def run_submitting(program: str, *args: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(("end", "code"), ENDS.values(), ids=ENDS.keys())
 def test_submitted_work_outlives_every_program_end(end: str, code: int, tmp_path: Path) -> None:
     process = run_submitting(f"{OWN}\n{end}", str(tmp_path))
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == code, said
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == code, stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3", "4"]
     if code == 0:
-        assert said == ""
+        assert stderr == ""
 
 
 def test_submit_is_refused_at_program_end(tmp_path: Path) -> None:
@@ -74,8 +74,8 @@ def submits():
 executor = zd.Executor("127.0.0.1:1")
 atexit.register(submits)
 """
-    told, said = run_submitting(late, str(tmp_path)).communicate(timeout=60)
-    assert (told, said) == ("cannot schedule new futures after interpreter shutdown\n", "")
+    stdout, stderr = run_submitting(late, str(tmp_path)).communicate(timeout=60)
+    assert (stdout, stderr) == ("cannot schedule new futures after interpreter shutdown\n", "")
 
 
 def test_program_without_dispatcher_gives_up_with_message(tmp_path: Path) -> None:
@@ -84,11 +84,11 @@ executor = zd.Executor("127.0.0.1:{free_port()}", cluster_lost_limit_s=1.0)
 future = executor.submit(print, "never")
 """
     process = run_submitting(program, str(tmp_path))
-    told, said = process.communicate(timeout=60)
-    assert (process.returncode, told) == (1, "")
-    assert said.count("\n") == 1, said
-    assert "the program ends without the results of 1 function that it has submitted" in said
-    assert "without a dispatcher for 1 s" in said
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout) == (1, "")
+    assert stderr.count("\n") == 1, stderr
+    assert "the program ends without the results of 1 function that it has submitted" in stderr
+    assert "without a dispatcher for 1 s" in stderr
 
 
 def test_atexit_functions_run_before_program_gives_up(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ executor = zd.Executor("127.0.0.1:{free_port()}", cluster_lost_limit_s=0.2)
 future = executor.submit(print, "never")
 """
     process = run_submitting(program, str(tmp_path))
-    told, _ = process.communicate(timeout=60)
-    assert (process.returncode, told) == (1, "the last\n")
+    stdout, _ = process.communicate(timeout=60)
+    assert (process.returncode, stdout) == (1, "the last\n")
 
 
 @pytest.mark.parametrize("where", ["in the program", "at its end"])
@@ -111,12 +111,12 @@ def test_interrupt_ends_program_and_its_work(where: str, tmp_path: Path) -> None
     try:
         until(lambda: list(tmp_path.iterdir()))
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=30)
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == -signal.SIGINT, said
-    assert "submitted functions that had not ended were given up" in said
+    assert process.returncode == -signal.SIGINT, stderr
+    assert "submitted functions that had not ended were given up" in stderr
     assert len(list(tmp_path.iterdir())) < 500
 
 
@@ -161,10 +161,10 @@ def run_scheduling(cluster: zd.local_cluster, program: str) -> subprocess.Popen[
 def test_unseen_errors_are_on_stderr_at_program_end() -> None:
     with zd.local_cluster(workers=1, processes=False) as cluster:
         process = run_scheduling(cluster, SCHEDULES_FAILING)
-        _, told = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert "the program has not looked at 1 error of scheduled functions" in told
-    assert "ValueError: invalid literal for int() with base 10: 'x'" in told
+    assert "the program has not looked at 1 error of scheduled functions" in stderr
+    assert "ValueError: invalid literal for int() with base 10: 'x'" in stderr
 
 
 def test_stopped_program_fetches_large_results_after_lease(
@@ -180,8 +180,8 @@ def test_stopped_program_fetches_large_results_after_lease(
         time.sleep(12.0)
         process.send_signal(signal.SIGCONT)
         try:
-            _, told = process.communicate(timeout=60)
+            _, stderr = process.communicate(timeout=60)
         finally:
             process.kill()
             process.wait()
-    assert process.returncode == 0, told
+    assert process.returncode == 0, stderr

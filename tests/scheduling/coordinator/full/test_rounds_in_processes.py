@@ -8,15 +8,15 @@ import pytest
 
 import zmqdist as zd
 from tests.scheduling.coordinator import test_errors_of_rounds, test_rounds
-from tests.scheduling.coordinator.helpers import tests_with_fixture
+from tests.scheduling.coordinator.helpers import select_tests
 from tests.scheduling.coordinator.test_errors_of_rounds import coordinator as coordinator
 
 pytestmark = pytest.mark.timeout(90)
 
 globals().update(
-    tests_with_fixture(test_errors_of_rounds, "coordinator")
-    | tests_with_fixture(test_errors_of_rounds, "cluster")
-    | tests_with_fixture(test_rounds, "coordinator")
+    select_tests(test_errors_of_rounds, "coordinator")
+    | select_tests(test_errors_of_rounds, "cluster")
+    | select_tests(test_rounds, "coordinator")
 )
 
 

@@ -69,15 +69,15 @@ def modules() -> list[types.ModuleType]:
 
 
 def flat(suite: Any) -> Iterator[unittest.TestCase]:
-    for each in suite:
-        if isinstance(each, unittest.TestCase):
-            yield each
+    for item in suite:
+        if isinstance(item, unittest.TestCase):
+            yield item
         else:
-            yield from flat(each)
+            yield from flat(item)
 
 
 def cases() -> list[Any]:
-    found = {}
+    params = {}
     for module in modules():
         for case in flat(unittest.TestLoader().loadTestsFromModule(module)):
             name = type(case).__name__
@@ -87,8 +87,8 @@ def cases() -> list[Any]:
                 and "server" not in name
                 and method not in PRIVATE | NOT_OURS
             ):
-                found[f"{name}.{method}"] = (module, case)
-    return [pytest.param(module, case, id=name) for name, (module, case) in found.items()]
+                params[f"{name}.{method}"] = (module, case)
+    return [pytest.param(module, case, id=name) for name, (module, case) in params.items()]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -120,7 +120,7 @@ def test_standard_library_test_passes(
         monkeypatch.setattr(module, "assert_python_ok", assert_python_ok)
     outcome = unittest.TestResult()
     case.run(outcome)
-    told = [text for _, text in (*outcome.failures, *outcome.errors)]
-    assert not told, "\n".join(told)
+    texts = [text for _, text in (*outcome.failures, *outcome.errors)]
+    assert not texts, "\n".join(texts)
     if outcome.skipped:
         pytest.skip(outcome.skipped[0][1])

@@ -41,7 +41,7 @@ def use_async(coordinator: zd.ClusterCoordinator, value: RemoteValue[str]) -> No
     reveal_type(coordinator.submit(lambda: 3))
 """
 
-TOLD = [
+REVEALED = [
     (11, 'note: Revealed type is "RemoteValue[int]"'),
     (12, 'note: Revealed type is "list[RemoteValue[int]]"'),
     (13, 'note: Revealed type is "int"'),
@@ -67,7 +67,7 @@ TOLD = [
 def test_result_types_are_those_of_functions(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     (tmp_path / "program.py").write_text(PROGRAM)
-    done = subprocess.run(
+    process = subprocess.run(
         [
             sys.executable,
             "-m",
@@ -86,11 +86,11 @@ def test_result_types_are_those_of_functions(tmp_path: Path) -> None:
     )
     lines = [
         re.fullmatch(r"program\.py:(\d+): (.*?)(?:  \[[a-z-]+\])?", line)
-        for line in done.stdout.splitlines()
+        for line in process.stdout.splitlines()
     ]
-    told = [
+    revealed = [
         (int(line[1]), re.sub(r"\b(?:builtins|zmqdist(?:\.\w+)*)\.(?=\w)", "", line[2]))
         for line in lines
         if line and "defined in" not in line[2]
     ]
-    assert told == TOLD, done.stdout + done.stderr
+    assert revealed == REVEALED, process.stdout + process.stderr
