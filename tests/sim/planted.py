@@ -17,6 +17,21 @@ from zmqdist.events import Heard
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
+def expect_report(
+    complain: Callable[[int], str | None], seeds_max: int, bug: str, promise: str | tuple[str, ...]
+) -> None:
+    """Check that one of the seeds reports the planted bug, and by this promise.
+
+    Args:
+      complain: returns the report of the simulation for a seed, or None if it finds nothing.
+      promise: the start of the report, or its possible starts.
+    """
+    reports = (complain(seed) for seed in range(seeds_max))
+    report = next((report for report in reports if report is not None), None)
+    assert report is not None, f"{seeds_max} seeds did not find that {bug}"
+    assert report.startswith(promise), f"the simulation reports another promise: {report[:200]}"
+
+
 def around(owner: Any, name: str, method: Callable[..., Any]) -> Plant:
     """Replace a public method by `method`, which gets the former one as its first argument."""
     assert not name.startswith("_") or name == "__init__", f"{name} is private"
@@ -53,10 +68,10 @@ def without(
     """Effects of this kind are dropped if an event of the kind `cause` had them."""
     return effects(
         machine,
-        lambda self, event, made: (
-            [each for each in made if not isinstance(each, dropped)]
+        lambda self, event, answer: (
+            [effect for effect in answer if not isinstance(effect, dropped)]
             if isinstance(event, cause)
-            else made
+            else answer
         ),
     )
 
@@ -94,7 +109,7 @@ def redirected(record: type, arrows: Mapping[Any, enum.Enum | None]) -> Plant:
     def enter(former: Any, self: Any, state: Any) -> None:
         if state not in arrows:
             former(self, state)
-        elif (other := arrows[state]) is not None:
-            self.state = other
+        elif (target := arrows[state]) is not None:
+            self.state = target
 
     return around(record, "enter", enter)

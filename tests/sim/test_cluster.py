@@ -1,7 +1,7 @@
 """The machines of the dispatcher, the workers and the coordinators as one cluster, in virtual time,
 with seeded faults.
 
-The faults and the checks are in zmqdist/testing/simulation/cluster.py; the promises are numbered in
+The faults and the checks are in tests/sim/simulations/cluster.py; the promises are numbered in
 the machines' modules.
 
     pytest tests/sim --seed 1234      replays one seed exactly
@@ -43,7 +43,7 @@ def test_simulation_reaches_its_events() -> None:
         cluster: SimCluster = simulate(seed)
         for coordinator in cluster.coordinators:
             outcomes |= set(coordinator.outcomes.values())
-            rounds += coordinator.rounds_ended
+            rounds += coordinator.round_count
             plans = coordinator.plans.plans.values()
             retried += sum(len(plan.attempts) > 1 and not plan.lineage for plan in plans)
             remade += sum(plan.replaced for plan in plans)

@@ -37,7 +37,7 @@ def test_simulation_reaches_its_events() -> None:
     """A simulation without these faults would find no bugs."""
     sims = [simulate_data_service(seed) for seed in range(40)]
     trace = " ".join(line for sim in sims for line in sim.trace)
-    for what in (
+    for event in (
         "is killed",
         "is back at",
         "loses its connection",
@@ -46,7 +46,7 @@ def test_simulation_reaches_its_events() -> None:
         "reader is killed",
         "journal",
     ):
-        assert what in trace
+        assert event in trace
     readers = [reader for sim in sims for reader in sim.readers]
     assert {reader.mode for reader in readers} == {r.OFF, r.DYNAMIC}
     assert sum(reader.error != 0 for reader in readers) > 1, "states are lost"

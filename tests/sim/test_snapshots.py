@@ -39,7 +39,7 @@ def test_simulation_reaches_its_events() -> None:
         failed += sum(folder.error is not None for folder in world.folders.values())
     assert whole > 50
     assert failed > 5
-    for what in (
+    for event in (
         "a former writer is refused",
         "a pipeline raises",
         "a worker dies",
@@ -48,4 +48,4 @@ def test_simulation_reaches_its_events() -> None:
         "the dispatcher dies",
         "writing fails",
     ):
-        assert met[what] > 2, what
+        assert met[event] > 2, event

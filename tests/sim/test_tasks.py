@@ -54,9 +54,10 @@ def test_operations_succeed_without_faults() -> None:
             simulate_mail(seed, faults=0),
             simulate_keeper(seed, faults=0),
         )
-        assert {each.code for each in group.operations if each.code is not None} <= {0, 4}, (
-            "but for deadlines at the end"
-        )
+        assert {operation.code for operation in group.operations if operation.code is not None} <= {
+            0,
+            4,
+        }, "but for deadlines at the end"
         assert {letter.code for letter in mail.letters.values()} <= {0, 8}, "but for a full mailbox"
         assert keeper.rounds > 50
 
@@ -68,7 +69,7 @@ def test_simulations_reach_their_events() -> None:
     agreements = rounds = lost = 0
     for seed in range(25):
         group, mail, keeper = simulate_group(seed), simulate_mail(seed), simulate_keeper(seed)
-        codes |= {each.code for each in group.operations}
+        codes |= {operation.code for operation in group.operations}
         agreements += group.agreements - group.agreed_in_calm
         rounds += keeper.rounds - keeper.rounds_in_calm
         lost += sum(letter.code != 0 for letter in mail.letters.values())

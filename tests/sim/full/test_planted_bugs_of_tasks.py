@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.sim.planted import expect_report
 from tests.sim.simulations.groups import simulate_group
 from tests.sim.simulations.keeper import simulate_keeper
 from tests.sim.simulations.mail import simulate_mail
@@ -436,25 +437,16 @@ def first_complaint(simulate: Simulate, seed: int) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("what", "simulate", "owner", "name", "bug", "said"), BUGS, ids=[bug[0] for bug in BUGS]
+    ("text", "simulate", "owner", "name", "bug", "promise"), BUGS, ids=[bug[0] for bug in BUGS]
 )
 def test_simulation_finds_bug(
-    what: str,
+    text: str,
     simulate: Simulate,
     owner: Any,
     name: str,
     bug: Any,
-    said: str | tuple[str, ...],
+    promise: str | tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(owner, name, bug)
-    found = next(
-        (
-            found
-            for seed in range(SEEDS_MAX)
-            if (found := first_complaint(simulate, seed)) is not None
-        ),
-        None,
-    )
-    assert found is not None, f"{SEEDS_MAX} seeds did not find that {what}"
-    assert found.startswith(said), "the simulation reports another promise"
+    expect_report(lambda seed: first_complaint(simulate, seed), SEEDS_MAX, text, promise)

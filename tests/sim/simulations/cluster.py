@@ -508,7 +508,7 @@ class SimCluster:
                 early = [
                     run
                     for run in runs
-                    if run in coordinator.kept and _stands(coordinator.kept[run])
+                    if run in coordinator.kept_results and _stands(coordinator.kept_results[run])
                 ]
                 assert not early, (
                     f"dispatch P11: {worker.key} has to drop {early}, which a coordinator keeps"

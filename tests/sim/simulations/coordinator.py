@@ -117,8 +117,8 @@ class SimCoordinator:
         options.
       members: name -> incarnation of each current worker, according to the MembersChanged effects
         of the machine.
-      kept: the results that the program holds and a worker keeps: number of the function's run ->
-        the connection that brought the result.
+      kept_results: the results that the program holds and a worker keeps: number of the
+        function's run -> the connection that brought the result.
     """
 
     def __init__(
@@ -147,8 +147,8 @@ class SimCoordinator:
         self._with_dispatcher: set[int] = set()
         """The work that was submitted over the current connection and that counts towards `width`,
         the limit of submitted work."""
-        self.rounds_ended = 0
-        self.kept: dict[int, SimConnection | None] = {}
+        self.round_count = 0
+        self.kept_results: dict[int, SimConnection | None] = {}
         self.connection: SimConnection | None = None
         self._random: Random = cluster.random
         self._late = Random(number)
@@ -194,7 +194,7 @@ class SimCoordinator:
         """Whether the program has scheduled all its work, all of it has ended, and the program
         holds no value."""
         busy = self._left or self.ending or self.machine.works
-        return not (busy or self.kept) and self.plans.finished
+        return not (busy or self.kept_results) and self.plans.finished
 
     def connect(self) -> None:
         if self.connection is not None and self.connection.open:
@@ -234,11 +234,11 @@ class SimCoordinator:
             count = min(self._left, self._random.randint(1, 12))
             self._left -= count
             for _ in range(count):
-                self._schedule_one()
+                self._schedule_next()
         self.plans.look()
         self.cluster.clock.after(self._random.expovariate(8.0), self._schedule)
 
-    def _schedule_one(self) -> None:
+    def _schedule_next(self) -> None:
         work = len(self.kinds) + 1
         if self._random.random() < 0.4:
             self.options[work] = self._options()
@@ -339,7 +339,7 @@ class SimCoordinator:
         """Have the program call `join`, which raises the round's error."""
         if self.machine.failed is not None and not self.ending:
             self.ending = True
-            self.handle(EndRoundRequested(self.rounds_ended + 1))
+            self.handle(EndRoundRequested(self.round_count + 1))
 
     # -- the runtime -------------------------------------------------------------------------------
 
@@ -444,9 +444,9 @@ class SimCoordinator:
                     self._fetching[work.number] = attempt
                     self._fetch(work.number, attempt, reference)
                 case RoundSettled():
-                    self._round_ended()
+                    self._settle_round()
                 case WorkBegun(works):
-                    self._note_begun(works)
+                    self._note_starts(works)
                 case RoomMade():
                     pass
                 case MembersChanged():
@@ -467,7 +467,7 @@ class SimCoordinator:
         if fails and self._first_failure is None:
             self._first_failure = work
 
-    def _note_begun(self, works: list[int]) -> None:
+    def _note_starts(self, works: list[int]) -> None:
         for work in works:
             assert self._starts_reported, (
                 "coordinator P14: a report of begun work that was not requested"
@@ -509,7 +509,7 @@ class SimCoordinator:
             self.plans.resolved(work, kind, payload)
         elif kind == KEPT:
             run = int(payload.reference.split(b"|")[3])
-            self.kept[run] = self.connection
+            self.kept_results[run] = self.connection
             self.cluster.clock.after(self._random.uniform(0.0, 5.0), lambda: self._drop(work, run))
         if self.is_detached(work) and work not in self._cancelled:
             assert kind != CANCELLED, (
@@ -545,13 +545,13 @@ class SimCoordinator:
 
     def _drop(self, work: int, run: int) -> None:
         """Have the program drop a value that its worker keeps."""
-        del self.kept[run]
+        del self.kept_results[run]
         self.handle(KeptDropped([work]))
 
-    def _round_ended(self) -> None:
+    def _settle_round(self) -> None:
         self.ending = False
         self._first_failure = None
-        self.rounds_ended += 1
+        self.round_count += 1
         unresolved = [
             work for work in self.kinds if not self.resolved[work] and not self.is_detached(work)
         ]
@@ -563,9 +563,9 @@ class SimCoordinator:
     def _check_charges(self, lost: StartsLost) -> None:
         for work, _, _, _, _, _ in lost.items:
             charged = 1 + self.machine.lost_starts(work)
-            begun = len(self.cluster.oracle.reported.get((self.number, work), ()))
-            assert charged <= begun or self.resolved[work], (
-                f"dispatch P3: work {work} was charged {charged} starts of {begun}"
+            starts = len(self.cluster.oracle.reported.get((self.number, work), ()))
+            assert charged <= starts or self.resolved[work], (
+                f"dispatch P3: work {work} was charged {charged} starts of {starts}"
             )
 
     # -- bulk --------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class SimPlan:
       value: where the plan's value is, once the plan has succeeded.
       users: the plans that hold the value, and 0 for the program.
       replaced: how often the value was recomputed.
-      wanted: whether the program waits until the lost value is recomputed.
+      is_awaited: whether the program waits until the lost value is recomputed.
       lost: whether the value is lost for good.
       freed: whether the machine has freed the plan.
     """
@@ -71,7 +71,7 @@ class SimPlan:
     value: KeptAt | None = None
     users: set[int] = field(default_factory=lambda: {0})
     replaced: int = 0
-    wanted: bool = False
+    is_awaited: bool = False
     lost: bool = False
     freed: bool = False
 
@@ -97,7 +97,7 @@ class PlanningUser(Protocol):
     resolved: Counter[int]
     outcomes: dict[int, int]
     works: dict[int, Work]
-    kept: dict[int, SimConnection | None]
+    kept_results: dict[int, SimConnection | None]
     ending: bool
 
     @property
@@ -130,7 +130,8 @@ class SimPlans:
         """Whether neither a plan nor the program holds the value of a plan, and the program waits
         for no lost value."""
         return not any(
-            plan.wanted or (plan.value is not None and plan.users) for plan in self.plans.values()
+            plan.is_awaited or (plan.value is not None and plan.users)
+            for plan in self.plans.values()
         )
 
     # -- the program -------------------------------------------------------------------------------
@@ -138,8 +139,8 @@ class SimPlans:
     def plan(self, work: int, fn: int) -> Work:
         """Return the record of this work, with random earlier work as its inputs."""
         owner, random = self._owner, self._random
-        known = [other for other in owner.kinds if other != work and self._usable(other)]
-        recent = known[-8:]
+        usable = [number for number in owner.kinds if number != work and self._usable(number)]
+        recent = usable[-8:]
         inputs = tuple(sorted(random.sample(recent, min(len(recent), random.choice((0, 1, 1, 2))))))
         lineage = random.random() < 0.4
         kinds = (
@@ -153,12 +154,12 @@ class SimPlans:
             until = owner.cluster.clock.now + random.uniform(0.01, 4.0)
         plan = SimPlan(work, fn, kind, inputs, random.choice((0, 1, 3)), until, lineage)
         self.plans[work] = plan
-        for other in inputs:
-            source = self.plans.get(other)
+        for number in inputs:
+            source = self.plans.get(number)
             if source is not None:
                 source.users.add(work)
-            if owner.resolved[other] and owner.outcomes[other] == VALUE:
-                plan.arrived.add(other)
+            if owner.resolved[number] and owner.outcomes[number] == VALUE:
+                plan.arrived.add(number)
         if until is not None:
             owner.cluster.clock.at(until + SLACK_S, lambda: self._check_time(plan))
         record = Work(work, fn, kind, b"")
@@ -168,7 +169,7 @@ class SimPlans:
             retries=plan.retries,
             until=until,
             lineage=lineage,
-            inputs=[owner.works[other] for other in inputs],
+            inputs=[owner.works[number] for number in inputs],
         )
         return record
 
@@ -190,10 +191,10 @@ class SimPlans:
         recomputed."""
         for plan in self.plans.values():
             value = plan.value
-            if value is None or 0 not in plan.users or plan.wanted:
+            if value is None or 0 not in plan.users or plan.is_awaited:
                 continue
             if self._owner.cluster.holder(value.reference) is None:
-                plan.wanted = True
+                plan.is_awaited = True
                 self._owner.handle(ValueLost(self._owner.works[plan.work], value.attempt))
 
     def drop(self, work: int, user: int = 0) -> None:
@@ -201,7 +202,7 @@ class SimPlans:
         plan = self.plans.get(work)
         if plan is None or user not in plan.users:
             return
-        if plan.wanted and user == 0:
+        if plan.is_awaited and user == 0:
             self._owner.cluster.clock.after(0.5, lambda: self.drop(work))
             return
         plan.users.discard(user)
@@ -214,7 +215,7 @@ class SimPlans:
     def _forget(self, plan: SimPlan) -> None:
         assert plan.value is not None
         value, plan.value = plan.value, None
-        self._owner.kept.pop(_run_of(value), None)
+        self._owner.kept_results.pop(_run_of(value), None)
         self._owner.later(KeptDropped([plan.work]))
 
     # -- effects of the machine --------------------------------------------------------------------
@@ -243,7 +244,7 @@ class SimPlans:
             f"coordinator P25: work {plan.work} is submitted while its round ends"
         )
         assert (
-            not owner.resolved[plan.work] or plan.value is not None or plan.wanted or plan.users
+            not owner.resolved[plan.work] or plan.value is not None or plan.is_awaited or plan.users
         ), f"coordinator P21: work {plan.work} is submitted after its end"
         assert plan.errors <= plan.retries or plan.lost, (
             f"coordinator P24: work {plan.work} is tried too often"
@@ -311,9 +312,9 @@ class SimPlans:
         plan = self.plans[work]
         assert plan.lineage, "coordinator P27: a value without a lineage is recomputed"
         assert self._owner.resolved[plan.work], "coordinator P27: it has no value yet"
-        plan.wanted = False
+        plan.is_awaited = False
         if plan.value is not None:
-            self._owner.kept.pop(_run_of(plan.value), None)
+            self._owner.kept_results.pop(_run_of(plan.value), None)
             plan.value = None
         if kind == KEPT:
             plan.replaced += 1
@@ -330,14 +331,14 @@ class SimPlans:
             "coordinator P16: the value of an attempt that was not submitted"
         )
         plan.value = value
-        self._owner.kept[_run_of(value)] = self._owner.connection
+        self._owner.kept_results[_run_of(value)] = self._owner.connection
         self._let_go(plan)
         if plan.replaced == 0:
             after = self._random.uniform(0.0, 6.0)
             self._owner.cluster.clock.after(after, lambda: self.drop(plan.work))
 
     def remade(self, work: int) -> None:
-        self.plans[work].wanted = False
+        self.plans[work].is_awaited = False
 
     def free(self, work: int) -> None:
         plan = self.plans[work]
@@ -347,8 +348,8 @@ class SimPlans:
             f"coordinator P29: the value of work {work} is in use"
         )
         plan.freed = True
-        for other in plan.inputs:
-            self.drop(other, work)
+        for number in plan.inputs:
+            self.drop(number, work)
 
     def check_forgotten(self, functions: list[int]) -> None:
         for plan in self.plans.values():
