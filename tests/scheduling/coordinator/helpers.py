@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from os import _exit
 from pathlib import Path
@@ -66,6 +66,15 @@ def in_thread(fn: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
     thread = threading.Thread(target=run)
     thread.start()
     return thread, outcomes
+
+
+def run_in_threads(*calls: Callable[[], object]) -> None:
+    """Call these functions at the same time, each in its own thread, and wait for all."""
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
 
 
 class Gate:
@@ -237,6 +246,13 @@ def replace_worker(cluster: zd.local_cluster, index: int = 0) -> None:
 
 
 # -- per-worker resources --------------------------------------------------------------------------
+
+
+def schedule_on(
+    coordinator: ClusterCoordinator, workers: Iterable[int], fn: Any, *args: Any
+) -> list[RemoteValue]:
+    """Schedule the function once on each of these workers."""
+    return [coordinator.schedule(fn, args, worker=index) for index in workers]
 
 
 class Counter:

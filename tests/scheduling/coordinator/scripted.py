@@ -19,15 +19,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+from tests import transcripts
+from tests.transcripts import FUNCTION, number_and_attempt
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import (
-    BULK,
-    CANCELLED,
-    ERROR,
-    INPUT_LOST,
     KEPT,
     SUBMISSION_SHIFT,
-    VALUE,
     Begun,
     CancelWork,
     CoordinatorRegistered,
@@ -92,20 +89,13 @@ from zmqdist.scheduling.coordinator.work import (
 )
 
 KINDS: Final = {
-    "value": VALUE,
-    "error": ERROR,
-    "bulk": BULK,
-    "cancelled": CANCELLED,
-    "kept": KEPT,
-    "input-lost": INPUT_LOST,
+    **transcripts.KINDS,
     "lost": LOST,
     "unavailable": UNAVAILABLE,
     "input-failed": INPUT_FAILED,
     "timed-out": TIMED_OUT,
 }
 KIND_NAMES: Final = {kind: name for name, kind in KINDS.items()}
-FUNCTION: Final = 7
-"""The function of all work without `fn`."""
 
 
 STATE_SLOT: Any = vars(Work)["state"]
@@ -127,12 +117,6 @@ class WatchedWork(Work):
         if state is not State.NEW:
             assert state in TRANSITIONS[self.state], f"{self!r} must not become {state.name}"
         STATE_SLOT.__set__(self, state)
-
-
-def number_and_attempt(text: str) -> tuple[int, int]:
-    number, _, attempt = text.partition("/")
-    submission, _, start = attempt.rpartition(":")
-    return int(number), (int(submission or 0) << SUBMISSION_SHIFT) + int(start)
 
 
 def attempt_text(attempt: int) -> str:

@@ -3,9 +3,9 @@ is pickled and shipped once."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.scheduling.coordinator.helpers import functions_sent, record_sent
+from tests.scheduling.coordinator.helpers import functions_sent, record_sent, run_in_threads
 from tests.scheduling.work import go, until, waits
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.scheduling.shared.config import WorkerConfig
@@ -236,9 +236,5 @@ def test_values_of_several_coordinators_do_not_mix(threads: zd.local_cluster) ->
         with ClusterCoordinator(threads) as coordinator:
             results[number] = coordinator.fetch(coordinator.map(lambda i: number * i, range(100)))
 
-    users = [threading.Thread(target=use, args=(number,)) for number in range(4)]
-    for user in users:
-        user.start()
-    for user in users:
-        user.join(30)
+    run_in_threads(*(functools.partial(use, number) for number in range(4)))
     assert results == {number: [number * i for i in range(100)] for number in range(4)}

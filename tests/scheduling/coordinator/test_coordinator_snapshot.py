@@ -23,12 +23,6 @@ LARGE = 2**20
 
 
 @pytest.fixture
-def dispatcher() -> Iterator[zd.DispatchServer]:
-    with zd.DispatchServer() as dispatcher:
-        yield dispatcher
-
-
-@pytest.fixture
 def worker(dispatcher: zd.DispatchServer) -> Iterator[zd.WorkerServer]:
     """With one thread."""
     with zd.WorkerServer(WorkerConfig(dispatcher.address, index=0)) as worker:
@@ -172,6 +166,7 @@ def test_snapshot_counts_resources(
 def test_snapshot_of_closed_coordinator(
     dispatcher: zd.DispatchServer,
 ) -> None:
+    """It has figures; a worker that was not started has none."""
     coordinator = ClusterCoordinator(dispatcher)
     coordinator.schedule(int)
     coordinator.close()

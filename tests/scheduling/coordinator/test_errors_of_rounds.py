@@ -240,6 +240,7 @@ def test_raised_error_has_earlier_failures(
 def test_failures_of_slotted_error_are_on_coordinator(
     coordinator: ClusterCoordinator,
 ) -> None:
+    """The error itself takes no attribute `failures`."""
     assert coordinator.failures == []
     coordinator.schedule(raises, (Slotted, "x"))
     with pytest.raises(Slotted) as caught:

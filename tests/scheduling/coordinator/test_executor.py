@@ -335,6 +335,7 @@ def test_callback_may_cancel_other_futures(threads: zd.local_cluster, tmp_path: 
 
 
 def test_abandoned_map_cancels_its_futures(threads: zd.local_cluster, tmp_path: Path) -> None:
+    """Those that have not begun."""
     with zd.Executor(threads) as executor:
         results = executor.map(waits, [tmp_path] * 50, map(str, range(50)), timeout=0.2)
         with pytest.raises(futures.TimeoutError):

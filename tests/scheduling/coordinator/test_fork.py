@@ -17,23 +17,44 @@ from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 
 MADE_BEFORE = "this ClusterCoordinator was made before a fork: make a new one in the child process"
+FAILED = 100
+
+
+def in_child(fn: Callable[[], int]) -> int:
+    """Return what `fn` returns in a forked child, or FAILED if it raises."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        code = FAILED
+        try:
+            code = fn()
+        finally:
+            _exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def refusals(*calls: Callable[[], object], message: str = "") -> int:
+    """Return how many calls are refused with this message."""
+    count = 0
+    for call in calls:
+        try:
+            call()
+        except errors.FailedPreconditionError as error:
+            count += message in str(error)
+    return count
 
 
 def test_forked_child_cannot_fetch_or_free_kept_value() -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         values = [coordinator.schedule(bytes, (100_000,), keep=True)]
         coordinator.join(20)
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                values[0].get(10)
-            except errors.FailedPreconditionError:
-                values.clear()
-                code = 0
-            finally:
-                _exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+        def drop() -> int:
+            count = refusals(lambda: values[0].get(10))
+            values.clear()
+            return count
+
+        assert in_child(drop) == 1
         assert values[0].get(10) == bytes(100_000)
 
 
@@ -41,21 +62,15 @@ def test_forked_child_closes_nothing(tmp_path: Path) -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         value = coordinator.schedule(waits, (tmp_path,))
         until(lambda: begun(tmp_path))
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                began = time.monotonic()
-                coordinator.close()
-                cluster.close()
-                code = 0 if time.monotonic() - began < 10.0 else 2
-                value.get(30)
-                code = 3
-            except errors.FailedPreconditionError:
-                pass
-            finally:
-                _exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+        def close() -> int:
+            began = time.monotonic()
+            coordinator.close()
+            cluster.close()
+            assert time.monotonic() - began < 10.0
+            return refusals(lambda: value.get(30))
+
+        assert in_child(close) == 1
         assert cluster.credentials.token_file is not None
         assert Path(cluster.credentials.token_file).exists()
         go(tmp_path)
@@ -68,28 +83,17 @@ def test_forked_child_waits_for_no_thread_of_parent(tmp_path: Path) -> None:
         joining = threading.Thread(target=coordinator.join)
         joining.start()
         until(lambda: coordinator.snapshot().waiting_for_end)
-        child = os.fork()
-        if child == 0:
-            signal.alarm(30)
-            refusals = 0
-            for call in (
-                lambda: coordinator.schedule(int),
-                lambda: coordinator.join(30),
-                coordinator.done,
-            ):
-                try:
-                    call()
-                except errors.FailedPreconditionError as error:
-                    refusals += str(error) == MADE_BEFORE
-            _exit(refusals)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        calls: list[Callable[[], object]] = [
+            lambda: coordinator.schedule(int),
+            lambda: coordinator.join(30),
+            coordinator.done,
+        ]
+        assert in_child(lambda: refusals(*calls, message=MADE_BEFORE)) == len(calls)
         go(tmp_path)
         joining.join()
 
 
-def test_forked_child_calls_are_refused(
-    tmp_path: Path,
-) -> None:
+def test_forked_child_calls_are_refused(tmp_path: Path) -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         value = coordinator.submit(waits, tmp_path)
         until(lambda: begun(tmp_path))
@@ -102,17 +106,7 @@ def test_forked_child_calls_are_refused(
             lambda: cluster.kill_worker(0),
             lambda: cluster.restart_worker(0),
         ]
-        child = os.fork()
-        if child == 0:
-            signal.alarm(30)
-            refusals = 0
-            for call in calls:
-                try:
-                    call()
-                except errors.FailedPreconditionError:
-                    refusals += 1
-            _exit(refusals)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(calls)
+        assert in_child(lambda: refusals(*calls)) == len(calls)
         go(tmp_path)
         assert value.result(20) == "x"
 
@@ -124,14 +118,11 @@ def test_forked_child_closing_strategy_leaves_variables() -> None:
     ):
         with strategy.scope():
             variable = zd.Variable(1.0)
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                variable.assign_add(1.0)  # handles work there
-                strategy.close()
-                code = 0
-            finally:
-                _exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+        def close() -> int:
+            variable.assign_add(1.0)  # handles work there
+            strategy.close()
+            return 0
+
+        assert in_child(close) == 0
         assert variable.numpy() == 2.0

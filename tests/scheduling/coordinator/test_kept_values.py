@@ -114,6 +114,7 @@ def test_kept_value_can_be_awaited(near: ClusterCoordinator) -> None:
 
 
 def test_repr_of_kept_value(near: ClusterCoordinator) -> None:
+    """It says where the value is, without fetching it."""
     value = kept_value(near, small)
     assert (
         repr(value)

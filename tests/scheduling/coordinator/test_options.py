@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,12 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.scheduling.coordinator.helpers import call_count, logged_array, replace_worker
+from tests.scheduling.coordinator.helpers import (
+    call_count,
+    logged_array,
+    replace_worker,
+    run_in_threads,
+)
 from tests.scheduling.work import begun, go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
@@ -148,13 +152,7 @@ def test_lost_value_is_recomputed_once_for_several_threads(
     assert value.exception(20) is None
     replace_worker(single)
     results: list[int] = []
-    threads = [
-        threading.Thread(target=lambda: results.append(int(value.get(40)[0]))) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(50)
+    run_in_threads(*[lambda: results.append(int(value.get(40)[0]))] * 4)
     assert results == [1] * 4
     assert call_count(tmp_path, "value") == 2
 

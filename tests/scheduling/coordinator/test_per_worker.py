@@ -112,10 +112,7 @@ def test_slice_of_worker_replaces_values_at_any_depth(
 
 def test_worker_gets_its_own_value(coordinator: ClusterCoordinator) -> None:
     counters = coordinator.create_per_worker_resource(helpers.counter)
-    pairs = [
-        coordinator.schedule(helpers.of_worker, (counters,), worker=index)
-        for index in range(WORKERS)
-    ]
+    pairs = helpers.schedule_on(coordinator, range(WORKERS), helpers.of_worker, counters)
     assert coordinator.fetch(pairs) == [(index, index) for index in range(WORKERS)]
 
 
@@ -382,10 +379,9 @@ def test_worker_joining_during_creation_builds_resource(in_three: ClusterCoordin
 
 
 def at_workers(coordinator: ClusterCoordinator) -> list[tuple[int, int, int]]:
-    return [
-        coordinator.schedule(helpers.living_objects, worker=index).fetch(20)
-        for index in range(WORKERS)
-    ]
+    return coordinator.fetch(
+        helpers.schedule_on(coordinator, range(WORKERS), helpers.living_objects)
+    )
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["argument", "captured"])
@@ -436,7 +432,7 @@ def test_function_knows_its_worker_and_worker_count(
     coordinator: ClusterCoordinator,
 ) -> None:
     pairs = coordinator.fetch(
-        [coordinator.schedule(helpers.worker_and_count, worker=index) for index in range(WORKERS)]
+        helpers.schedule_on(coordinator, range(WORKERS), helpers.worker_and_count)
     )
     assert pairs == [(index, WORKERS) for index in range(WORKERS)]
 

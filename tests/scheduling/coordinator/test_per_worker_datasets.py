@@ -43,9 +43,7 @@ def source_of_kind(kind: str, fn: Any) -> Any:
 
 def test_worker_index_dataset_fn(coordinator: ClusterCoordinator) -> None:
     iterator = iter(coordinator.create_per_worker_dataset(helpers.shard_by_index))
-    sums = [
-        coordinator.schedule(helpers.total, (iterator,), worker=index) for index in range(WORKERS)
-    ]
+    sums = helpers.schedule_on(coordinator, range(WORKERS), helpers.total, iterator)
     assert sorted(coordinator.fetch(sums)) == [12, 15, 18]
     coordinator.join()
 
@@ -66,9 +64,7 @@ def test_input_function_with_map(coordinator: ClusterCoordinator, kind: str) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_datasets_shuffled_differently(coordinator: ClusterCoordinator, kind: str) -> None:
     iterator = iter(coordinator.create_per_worker_dataset(source_of_kind(kind, helpers.shuffled)))
-    orders = coordinator.fetch(
-        [coordinator.schedule(helpers.elements, (iterator,), worker=index) for index in (0, 1)]
-    )
+    orders = coordinator.fetch(helpers.schedule_on(coordinator, (0, 1), helpers.elements, iterator))
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(100))
     assert orders[0] != orders[1]
 
@@ -188,7 +184,7 @@ def test_iterator_continues_from_function_to_function(
     firsts = [int(value.fetch()) for value in values]
     assert all(firsts.count(number) <= WORKERS for number in firsts)
     rest = coordinator.fetch(
-        [coordinator.schedule(helpers.elements, (iterator,), worker=at) for at in range(WORKERS)]
+        helpers.schedule_on(coordinator, range(WORKERS), helpers.elements, iterator)
     )
     snapshot = three_processes.dispatcher.snapshot()
     assert sorted([*firsts, *chain(*rest)]) == sorted(list(range(100)) * WORKERS), (
@@ -240,10 +236,9 @@ def test_iterator_cannot_be_returned(in_three: ClusterCoordinator) -> None:
 
 
 def test_repeated_iterator_creation(coordinator: ClusterCoordinator) -> None:
-    before = [
-        coordinator.schedule(helpers.living_objects, worker=index).fetch(20)
-        for index in range(WORKERS)
-    ]
+    before = coordinator.fetch(
+        helpers.schedule_on(coordinator, range(WORKERS), helpers.living_objects)
+    )
     dataset = coordinator.create_per_worker_dataset(lambda: data.Dataset.range(1, 100))
     for _ in range(10):
         iterator = iter(dataset)
@@ -255,10 +250,9 @@ def test_repeated_iterator_creation(coordinator: ClusterCoordinator) -> None:
     until(lambda: coordinator.snapshot().resources == 0)
     until(
         lambda: (
-            [
-                coordinator.schedule(helpers.living_objects, worker=index).fetch(20)
-                for index in range(WORKERS)
-            ]
+            coordinator.fetch(
+                helpers.schedule_on(coordinator, range(WORKERS), helpers.living_objects)
+            )
             == before
         ),
         "iterators at the workers",
@@ -316,10 +310,7 @@ def test_element_spec_needs_dataset(in_three: ClusterCoordinator) -> None:
 )
 def test_shards_have_each_element_once(coordinator: ClusterCoordinator, source: Any) -> None:
     iterator = iter(coordinator.create_per_worker_dataset(source, shard=True))
-    shares = [
-        coordinator.schedule(helpers.elements, (iterator,), worker=index)
-        for index in range(WORKERS)
-    ]
+    shares = helpers.schedule_on(coordinator, range(WORKERS), helpers.elements, iterator)
     whole = range(3) if source is helpers.generated else range(23)
     assert sorted(chain(*coordinator.fetch(shares))) == list(whole)
 
@@ -340,10 +331,7 @@ def test_shards_share_one_order(coordinator: ClusterCoordinator, source: Any) ->
     dataset = coordinator.create_per_worker_dataset(source, shard=True)
     for _ in range(2):
         iterator = iter(dataset)
-        shares = [
-            coordinator.schedule(helpers.elements, (iterator,), worker=index)
-            for index in range(WORKERS)
-        ]
+        shares = helpers.schedule_on(coordinator, range(WORKERS), helpers.elements, iterator)
         assert sorted(chain(*coordinator.fetch(shares))) == list(range(100))
 
 

@@ -23,17 +23,10 @@ from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue, get_current_worker_index
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[zd.local_cluster]:
-    """Two workers with a slot process each."""
-    with zd.local_cluster(workers=2) as cluster:
-        yield cluster
-
-
 @pytest.fixture
-def queue(cluster: zd.local_cluster) -> Iterator[ClusterCoordinator]:
+def queue(processes: zd.local_cluster) -> Iterator[ClusterCoordinator]:
     with ClusterCoordinator(
-        cluster, queue_max=2, cancel_grace_s=0.2, cluster_lost_limit_s=30.0
+        processes, queue_max=2, cancel_grace_s=0.2, cluster_lost_limit_s=30.0
     ) as coordinator:
         yield coordinator
 

@@ -31,14 +31,6 @@ def bounded(threads: zd.local_cluster) -> Iterator[ClusterCoordinator]:
         yield coordinator
 
 
-@pytest.fixture
-def in_processes_bounded(processes: zd.local_cluster) -> Iterator[ClusterCoordinator]:
-    with ClusterCoordinator(
-        processes, queue_bytes_max=BOUND, cancel_grace_s=0.2, cluster_lost_limit_s=30.0
-    ) as coordinator:
-        yield coordinator
-
-
 def array_of(number: int, size: int = MIB) -> np.ndarray[Any, Any]:
     return np.full(size, number, np.uint8)
 
@@ -90,18 +82,17 @@ def test_schedule_blocks_at_bound_until_work_ends(
     assert bounded.snapshot().queue_bytes == 0
 
 
-def test_queue_bytes_stay_within_bound(
-    in_processes_bounded: ClusterCoordinator,
-) -> None:
+def test_queue_bytes_stay_within_bound(processes: zd.local_cluster) -> None:
     snapshots = []
+    with ClusterCoordinator(processes, queue_bytes_max=BOUND) as coordinator:
 
-    def schedule(number: int) -> RemoteValue:
-        value = in_processes_bounded.schedule(length, (array_of(number),))
-        snapshots.append(in_processes_bounded.snapshot())
-        return value
+        def schedule(number: int) -> RemoteValue:
+            value = coordinator.schedule(length, (array_of(number),))
+            snapshots.append(coordinator.snapshot())
+            return value
 
-    values = [schedule(number) for number in range(40)]
-    assert [value.get(20) for value in values] == [MIB] * 40
+        values = [schedule(number) for number in range(40)]
+        assert [value.get(20) for value in values] == [MIB] * 40
     assert max(snapshot.queue_bytes for snapshot in snapshots) <= BOUND
     assert max(snapshot.held.bytes for snapshot in snapshots) <= BOUND + 2 * MIB, (
         "one more is copied before it is known to fit"
@@ -151,6 +142,7 @@ def test_work_with_options_counts(
 
 
 def test_lineage_does_not_count(bounded: ClusterCoordinator) -> None:
+    """Arguments that stay for a recomputation do not fill the queue."""
     values = [
         bounded.schedule(length, (array_of(number, 2 * MIB),), lineage=True) for number in range(6)
     ]

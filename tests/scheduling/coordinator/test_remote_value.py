@@ -412,6 +412,7 @@ def test_cancelled_running_function_is_cut_off_after_grace(
 def test_cancelled_running_function_can_see_it(
     coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
+    """What it returns then is dropped."""
     value = coordinator.schedule(waits, (tmp_path,))
     until(lambda: begun(tmp_path))
     assert value.cancel()

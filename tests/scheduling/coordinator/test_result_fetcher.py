@@ -149,6 +149,7 @@ def test_error_of_fetch_ends_its_work_only(make: Make) -> None:
 def test_result_is_unreachable_if_no_thread_starts(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The fetch of the next result starts a thread again."""
     fetcher = make(lambda _: [b""])
     with monkeypatch.context() as full:
         refuse_threads(full, "zmqdist-fetch")

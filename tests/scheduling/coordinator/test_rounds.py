@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
+from tests.scheduling.coordinator.helpers import run_in_threads
 from tests.scheduling.work import begun, counts, go, starts, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue
@@ -211,17 +212,9 @@ def test_error_is_raised_in_one_of_several_threads(in_threads: ClusterCoordinato
         except First as error:
             outcomes.append(error)
 
-    joiners = [threading.Thread(target=join) for _ in range(4)]
-    for joiner in joiners:
-        joiner.start()
-    for joiner in joiners:
-        joiner.join()
-    assert sorted(type(outcome).__name__ for outcome in outcomes) == [
-        "First",
-        "NoneType",
-        "NoneType",
-        "NoneType",
-    ]
+    run_in_threads(*[join] * 4)
+    assert outcomes.count(None) == 3
+    assert sum(isinstance(outcome, First) for outcome in outcomes) == 1
 
 
 def test_schedule_waits_while_another_thread_joins(
@@ -277,13 +270,8 @@ def test_full_queue_blocks_schedule(tmp_path: Path) -> None:
 def test_join_after_error_waits_no_longer_than_its_time(
     in_threads: ClusterCoordinator, tmp_path: Path
 ) -> None:
-    holding, release = _releases[str(tmp_path)] = threading.Event(), threading.Event()
-    in_threads.schedule(holds_on, (str(tmp_path),))
-    assert holding.wait(20)
-    in_threads.schedule(fails).exception(20)
-    with pytest.raises(errors.DeadlineExceededError, match="1 scheduled functions have not ended"):
-        in_threads.join(0.5)
-    release.set()
+    """A function that does not look whether its work is cancelled runs on."""
+    begin_end_of_round(in_threads, str(tmp_path), 0.5)
     with pytest.raises(First, match="it failed"):
         in_threads.join(20)
     in_threads.join(float("inf"))
@@ -291,16 +279,10 @@ def test_join_after_error_waits_no_longer_than_its_time(
 
 
 def test_repeated_join_ends_only_its_round(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+    """`join` requests the end of a round that is ending already; the next round goes on."""
     for turn in range(100):
-        key = str(tmp_path / str(turn))
-        holding, release = _releases[key] = threading.Event(), threading.Event()
-        in_threads.schedule(holds_on, (key,))
-        assert holding.wait(20)
-        in_threads.schedule(fails).exception(20)
-        with pytest.raises(errors.DeadlineExceededError):
-            in_threads.join(0.01)
-        release.set()
-        # so that `join` asks before, at and after the end of the round
+        begin_end_of_round(in_threads, str(tmp_path / str(turn)), 0.01)
+        # so that `join` requests the end before, at and after the end of the round
         threading.Event().wait(turn / 50_000)
         with pytest.raises(First, match="it failed"):
             in_threads.join(20)
@@ -311,14 +293,7 @@ def test_work_scheduled_during_round_end_ends_before_join(
     in_threads: ClusterCoordinator, tmp_path: Path
 ) -> None:
     for turn in range(100):
-        key = str(tmp_path / str(turn))
-        holding, release = _releases[key] = threading.Event(), threading.Event()
-        in_threads.schedule(holds_on, (key,))
-        assert holding.wait(20)
-        in_threads.schedule(fails).exception(20)
-        with pytest.raises(errors.DeadlineExceededError):
-            in_threads.join(0.01)
-        release.set()
+        begin_end_of_round(in_threads, str(tmp_path / str(turn)), 0.01)
         threading.Event().wait(turn / 50_000)
         later = in_threads.schedule(waits, (tmp_path, f"later{turn}"))
         with pytest.raises(First, match="it failed"):
@@ -334,3 +309,14 @@ def holds_on(key: str) -> None:
     holding, release = _releases[key]
     holding.set()
     release.wait(20)
+
+
+def begin_end_of_round(coordinator: ClusterCoordinator, key: str, timeout: float) -> None:
+    """Have `join` time out while a function of the failed round holds on, and release it."""
+    holding, release = _releases[key] = threading.Event(), threading.Event()
+    coordinator.schedule(holds_on, (key,))
+    assert holding.wait(20)
+    coordinator.schedule(fails).exception(20)
+    with pytest.raises(errors.DeadlineExceededError, match="1 scheduled functions have not ended"):
+        coordinator.join(timeout)
+    release.set()

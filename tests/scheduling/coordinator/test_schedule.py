@@ -101,55 +101,20 @@ def captures_a_lock() -> Any:
     return lambda: lock
 
 
+INVALID = errors.InvalidArgumentError
 BAD: list[tuple[Any, Any, Any, type[Exception], str]] = [
     (5, None, None, TypeError, r"schedule\(\) and submit\(\) take a callable, not int"),
     (None, None, None, TypeError, "take a callable, not NoneType"),
     (int, 5, None, TypeError, r"args is 5, wants a tuple or a list: args=\(5,\)"),
     (int, "5", None, TypeError, r"args is '5', wants a tuple or a list"),
     (int, None, 5, TypeError, "not iterable"),
-    (
-        int,
-        (LOCK,),
-        None,
-        errors.InvalidArgumentError,
-        r"args\[0\], a _thread\.lock, cannot be pickled",
-    ),
-    (
-        int,
-        ([{"a": LOCK}],),
-        None,
-        errors.InvalidArgumentError,
-        r"args\[0\]\[0\]\['a'\], a _thread\.lock",
-    ),
-    (int, None, {"x": LOCK}, errors.InvalidArgumentError, r"kwargs\['x'\], a _thread\.lock"),
-    (
-        captures_a_lock(),
-        None,
-        None,
-        errors.InvalidArgumentError,
-        r"<lambda>, which captures 'lock', a _thread\.lock",
-    ),
-    (
-        functools.partial(int, LOCK),
-        None,
-        None,
-        errors.InvalidArgumentError,
-        r"int\.args\[0\], a _thread\.lock",
-    ),
-    (
-        Holder().method,
-        None,
-        None,
-        errors.InvalidArgumentError,
-        r"method\.__self__\.socket, a _thread\.lock",
-    ),
-    (
-        int,
-        (np.array([1, LOCK], dtype=object),),
-        None,
-        errors.InvalidArgumentError,
-        r"args\[0\]\[1\], a _thread\.lock",
-    ),
+    (int, (LOCK,), None, INVALID, r"args\[0\], a _thread\.lock, cannot be pickled"),
+    (int, ([{"a": LOCK}],), None, INVALID, r"args\[0\]\[0\]\['a'\], a _thread\.lock"),
+    (int, None, {"x": LOCK}, INVALID, r"kwargs\['x'\], a _thread\.lock"),
+    (captures_a_lock(), None, None, INVALID, "<lambda>, which captures 'lock', a _thread.lock"),
+    (functools.partial(int, LOCK), None, None, INVALID, r"int\.args\[0\], a _thread\.lock"),
+    (Holder().method, None, None, INVALID, r"method\.__self__\.socket, a _thread\.lock"),
+    (int, (np.array([1, LOCK], object),), None, INVALID, r"args\[0\]\[1\], a _thread\.lock"),
 ]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
+from tests.scheduling.coordinator.helpers import run_in_threads
 from tests.scheduling.coordinator.test_options import times
 from tests.scheduling.work import begun, go, until, waits
 from zmqdist import errors
@@ -172,18 +173,11 @@ def test_options_are_added_without_changing_first(
 def test_options_may_be_used_by_several_threads(in_threads: ClusterCoordinator) -> None:
     shared = in_threads.options(name="shared")
     results: list[list[int]] = []
-    threads = [
-        threading.Thread(
-            target=lambda: results.append(
-                in_threads.gather(shared.map(abs, range(-50, 0)), timeout=60)
-            )
-        )
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+
+    def gather() -> None:
+        results.append(in_threads.gather(shared.map(abs, range(-50, 0)), timeout=60))
+
+    run_in_threads(*[gather] * 4)
     assert results == [list(range(50, 0, -1))] * 4
 
 
@@ -404,50 +398,22 @@ def test_repr_without_dispatcher_says_so() -> None:
         )
 
 
+PUBLIC_NAMES = {
+    RemoteValue: """
+        add_done_callback cancel cancelled done exception fetch get name result status work
+    """,
+    ClusterCoordinator: """
+        as_completed cancel_all close create_per_worker_dataset create_per_worker_resource
+        credentials done failures fetch gather join map metrics options remove_worker run
+        scale_workers schedule snapshot submit target wait workers
+    """,
+    Submitter: "map options run submit",
+}
+
+
 def test_public_names_are_listed_by_dir() -> None:
-    assert [name for name in dir(RemoteValue) if name[0] != "_"] == [
-        *(
-            "add_done_callback",
-            "cancel",
-            "cancelled",
-            "done",
-            "exception",
-            "fetch",
-            "get",
-            "name",
-            "result",
-            "status",
-        ),
-        "work",
-    ]
-    assert [name for name in dir(ClusterCoordinator) if name[0] != "_"] == [
-        *(
-            "as_completed",
-            "cancel_all",
-            "close",
-            "create_per_worker_dataset",
-            "create_per_worker_resource",
-        ),
-        *(
-            "credentials",
-            "done",
-            "failures",
-            "fetch",
-            "gather",
-            "join",
-            "map",
-            "metrics",
-            "options",
-            "remove_worker",
-        ),
-        *("run", "scale_workers", "schedule", "snapshot", "submit", "target", "wait", "workers"),
-    ]
-    assert [name for name in dir(Submitter) if name[0] != "_"] == [
-        "map",
-        "options",
-        "run",
-        "submit",
-    ]
+    for kind, names in PUBLIC_NAMES.items():
+        assert [name for name in dir(kind) if name[0] != "_"] == names.split()
 
 
 def test_value_has_type_of_its_result(in_threads: ClusterCoordinator) -> None:

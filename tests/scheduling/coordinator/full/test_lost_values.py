@@ -69,6 +69,7 @@ def test_kept_value_outlives_slot_but_not_worker() -> None:
 def test_lost_value_is_recomputed_with_its_lost_inputs(
     fragile: ClusterCoordinator, single: zd.local_cluster, tmp_path: Path
 ) -> None:
+    """For `get`, and for functions that have it as an input."""
     first = fragile.schedule(logged_array, (tmp_path, "first"), lineage=True)
     second = fragile.schedule(logged_array, (tmp_path, "second", first), lineage=True)
     assert second.exception(20) is None
@@ -152,6 +153,7 @@ def test_ready_value_survives_loss_of_whole_cluster() -> None:
 def test_captured_array_reaches_new_workers(
     request: pytest.FixtureRequest, tmp_path: Path, shared: bool
 ) -> None:
+    """One in the place of a killed worker, and one that joins."""
     if not shared:
         request.getfixturevalue("no_shared_memory")
     array = np.ones(SIZE)
