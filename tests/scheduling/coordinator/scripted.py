@@ -2,13 +2,13 @@
 effects as lines.
 
 `machine` makes a coordinator without a dispatcher, `ready` one with function 7, a dispatcher and a
-worker; the words after it are its options. `at` and `tick` set the time in seconds, which begins at 0.
-`states` writes the number, state and attempt of each record, `show` the named properties. Any other
-line is one event of the program, or one message of the dispatcher.
+worker; the words after it are its options. `at` and `tick` set the time in seconds, which begins
+at 0. `states` writes the number, state and attempt of each record, `show` the named properties. Any
+other line is one event of the program, or one message of the dispatcher.
 
 An attempt is written as work/attempt. Attempts of a later submission, retry or recomputation begin
-with its number: 1/2:3 is the third attempt after the first of submission 2 of work 1. The payload of
-a result is its attempt in this form, so that a line shows which attempt a value came from.
+with its number: 1/2:3 is the third attempt after the first of submission 2 of work 1. The payload
+of a result is its attempt in this form, so that a line shows which attempt a value came from.
 """
 
 from __future__ import annotations

@@ -277,10 +277,10 @@ def test_resource_value_can_be_awaited_and_calls_back(in_three: ClusterCoordinat
     until(lambda: called)
     assert called[0].fetch() == 7
 
-    async def asks() -> Any:
+    async def lookup() -> Any:
         return await values[1]
 
-    assert asyncio.run(asks()) == 7
+    assert asyncio.run(lookup()) == 7
     assert not values[0].cancel()
 
 
@@ -440,25 +440,25 @@ def test_function_knows_its_worker_and_worker_count(
 def test_worker_index_differs_by_worker(
     coordinator: ClusterCoordinator,
 ) -> None:
-    asks = get_current_worker_index
-    assert {coordinator.schedule(asks, worker=index).fetch(20) for index in (0, 2)} == {0, 2}
+    lookup = get_current_worker_index
+    assert {coordinator.schedule(lookup, worker=index).fetch(20) for index in (0, 2)} == {0, 2}
 
 
-@pytest.mark.parametrize("asks", [get_current_worker_index, get_num_workers])
-def test_worker_index_is_error_outside_function(in_three: ClusterCoordinator, asks: Any) -> None:
+@pytest.mark.parametrize("lookup", [get_current_worker_index, get_num_workers])
+def test_worker_index_is_error_outside_function(in_three: ClusterCoordinator, lookup: Any) -> None:
     with pytest.raises(RuntimeError, match="functions that run on a worker"):
-        asks()
+        lookup()
 
 
 def test_threads_of_function_know_its_worker(in_three: ClusterCoordinator) -> None:
-    def asks() -> int:
+    def lookup() -> int:
         indices: list[int] = []
         thread = threading.Thread(target=lambda: indices.append(get_current_worker_index()))
         thread.start()
         thread.join()
         return indices[0]
 
-    assert in_three.schedule(asks, worker=2).fetch(20) == 2
+    assert in_three.schedule(lookup, worker=2).fetch(20) == 2
 
 
 def test_thread_slots_share_resources_of_their_worker() -> None:

@@ -16,16 +16,21 @@ import pytest
 import zmqdist as zd
 from tests.scheduling.coordinator.helpers import KEPT_BYTES, kept_value, sum_of
 from tests.scheduling.coordinator.test_inputs import fails
-from tests.scheduling.coordinator.test_rounds import First, ask_each_way, fails_at_go, works_on
+from tests.scheduling.coordinator.test_rounds import (
+    First,
+    each_raising_call,
+    fails_at_go,
+    is_usable,
+)
 from tests.scheduling.work import begun, go, until, waits, writes, written
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.limits import ATTEMPTS_MAX
 
 
-@ask_each_way
+@each_raising_call
 def test_raised_error_follows_end_of_all_running_work(
-    in_processes: ClusterCoordinator, tmp_path: Path, ask: Callable[[ClusterCoordinator], Any]
+    in_processes: ClusterCoordinator, tmp_path: Path, call: Callable[[ClusterCoordinator], Any]
 ) -> None:
     bad = in_processes.schedule(fails_at_go, (tmp_path, First))
     long = in_processes.schedule(writes, (tmp_path, "long"))
@@ -34,7 +39,7 @@ def test_raised_error_follows_end_of_all_running_work(
     go(tmp_path)
     until(bad.done)
     with pytest.raises(First):
-        ask(in_processes)
+        call(in_processes)
     before = written(tmp_path)
     for value in (long, *queued):
         with pytest.raises(errors.CancelledError, match=r"cancelled.*schedule it again"):
@@ -42,7 +47,7 @@ def test_raised_error_follows_end_of_all_running_work(
     in_processes.join(20)
     in_processes.fetch([in_processes.schedule(time.sleep, (0.03,)) for _ in range(4)])
     assert written(tmp_path) == before > 0
-    assert works_on(in_processes)
+    assert is_usable(in_processes)
 
 
 def test_ended_round_cancels_work_waiting_for_input(

@@ -101,10 +101,10 @@ def test_join_that_waits_raises_later_error(queue: ClusterCoordinator, tmp_path:
 
 
 @pytest.mark.parametrize(
-    "ask", [lambda queue: queue.schedule(int), ClusterCoordinator.join], ids=["put", "wait"]
+    "call", [lambda queue: queue.schedule(int), ClusterCoordinator.join], ids=["put", "wait"]
 )
 def test_schedule_and_join_return_after_running_work(
-    queue: ClusterCoordinator, tmp_path: Path, ask: Callable[[ClusterCoordinator], Any]
+    queue: ClusterCoordinator, tmp_path: Path, call: Callable[[ClusterCoordinator], Any]
 ) -> None:
     """testWaitRaiseErrorAfterCancelClosure, testPutRaiseErrorAfterCancelClosure: the second error
     is not the one that is raised."""
@@ -114,7 +114,7 @@ def test_schedule_and_join_return_after_running_work(
     bad = queue.schedule(fails, worker=1)
     until(bad.done)
     with pytest.raises(ValueError, match=r"Some error\."):
-        ask(queue)
+        call(queue)
     assert (tmp_path / "ended-other").exists(), "the second has ended before"
     assert (queue.snapshot().failed, queue.snapshot().unfinished) == (False, 0)
     assert isinstance(bad.exception(), ValueError)

@@ -212,9 +212,9 @@ def test_error_keeps_class_and_traceback(
     in_processes: ClusterCoordinator,
 ) -> None:
     value = in_processes.schedule(breaks)
-    for ask in (value.get, value.fetch, value.get, value.fetch):
+    for call in (value.get, value.fetch, value.get, value.fetch):
         with pytest.raises(Broke, match="it broke") as caught:
-            ask(20)
+            call(20)
         assert caught.value.number == 7
         assert "in breaks" in str(caught.value.__cause__)
     assert isinstance(value.exception(), Broke)
@@ -310,11 +310,11 @@ def refuses() -> None:
 
 def test_value_is_usable_after_time_out(in_processes: ClusterCoordinator, tmp_path: Path) -> None:
     value = in_processes.schedule(waits, (tmp_path,))
-    for ask in (value.get, value.fetch, value.exception):
+    for call in (value.get, value.fetch, value.exception):
         with pytest.raises(
             errors.DeadlineExceededError, match=r"work.waits has not ended after 0\.01 s"
         ) as caught:
-            ask(0.01)
+            call(0.01)
         assert isinstance(caught.value, TimeoutError)
     with pytest.raises(TimeoutError):
         value.get(-1)

@@ -26,7 +26,7 @@ class FetcherWithHolders:
 
     Attributes:
       wanted_works: the work items whose results are still needed; None: all.
-      fetched, failed: what it has told.
+      fetched, failed: the work items whose results arrived, or did not, with the reason.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class FetcherWithHolders:
         self.wanted_works: set[int] | None = None
         self.fetched: list[int] = []
         self.failed: list[tuple[int, str]] = []
-        self.fetching = ResultFetcher(
+        self.inner = ResultFetcher(
             Credentials(insecure=True),
             "127.0.0.1:1",
             lambda work, attempt: self.wanted_works is None or work in self.wanted_works,
@@ -44,10 +44,10 @@ class FetcherWithHolders:
             lambda work, attempt, problem: self.failed.append((work, problem)),
         )
 
-    def ask(self, work: int) -> None:
+    def fetch(self, work: int) -> None:
         """For a result whose holder says its number."""
         reference = Reference(work, f"127.0.0.1:{work}", None, (Held(1, 8),))
-        assert self.fetching.fetch(work, 0, encode_reference(reference)) is None
+        assert self.inner.fetch(work, 0, encode_reference(reference)) is None
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
     yield make
     for fetcher in fetchers:
-        fetcher.fetching.close()
+        fetcher.inner.close()
 
 
 def freed(_: Reference) -> list[Any]:
@@ -73,7 +73,7 @@ def test_freed_results_delay_no_other_fetch(make: Make) -> None:
     freed everywhere."""
     fetcher = make(lambda reference: freed(reference) if reference.store <= 20 else [b""])
     for work in range(1, 31):
-        fetcher.ask(work)
+        fetcher.fetch(work)
     until(lambda: sorted(fetcher.fetched) == list(range(21, 31)))
     assert not fetcher.failed
 
@@ -82,8 +82,8 @@ def test_unwanted_result_is_not_fetched(make: Make) -> None:
     holders: list[int] = []
     fetcher = make(lambda reference: [holders.append(reference.store)])
     fetcher.wanted_works = {2}
-    fetcher.ask(1)
-    fetcher.ask(2)
+    fetcher.fetch(1)
+    fetcher.fetch(2)
     until(lambda: fetcher.fetched)
     assert holders == [2]
     assert not fetcher.failed
@@ -101,8 +101,8 @@ def test_fetch_repeats_until_patience_ends(make: Make, monkeypatch: pytest.Monke
         return [b""]
 
     fetcher = make(holders)
-    fetcher.ask(1)
-    fetcher.ask(2)
+    fetcher.fetch(1)
+    fetcher.fetch(2)
     until(lambda: fetcher.failed and fetcher.fetched)
     assert fetcher.failed == [(1, "its result is held at 127.0.0.1:1: nobody answers")]
     assert (fetcher.fetched, tries.count(2)) == ([2], 3)
@@ -126,7 +126,7 @@ def test_patience_does_not_count_time_of_stopped_process(
         return [b""]
 
     fetcher = make(holders)
-    fetcher.ask(1)
+    fetcher.fetch(1)
     until(lambda: fetcher.fetched)
     assert not fetcher.failed
 
@@ -139,7 +139,7 @@ def test_error_of_fetch_ends_its_work_only(make: Make) -> None:
 
     fetcher = make(holders)
     for work in (1, 2, 3):
-        fetcher.ask(work)
+        fetcher.fetch(work)
     until(lambda: fetcher.fetched == [3])
     assert sorted(fetcher.failed) == [
         (work, f"its result is held at 127.0.0.1:{work}: SystemExit: enough") for work in (1, 2)
@@ -153,9 +153,9 @@ def test_result_is_unreachable_if_no_thread_starts(
     fetcher = make(lambda _: [b""])
     with monkeypatch.context() as full:
         refuse_threads(full, "zmqdist-fetch")
-        fetcher.ask(1)
+        fetcher.fetch(1)
     assert fetcher.failed == [
         (1, "its result is held at 127.0.0.1:1: RuntimeError: can't start new thread")
     ]
-    fetcher.ask(2)
+    fetcher.fetch(2)
     until(lambda: fetcher.fetched == [2])

@@ -38,12 +38,12 @@ def schedules(coordinator: ClusterCoordinator) -> RemoteValue:
     return coordinator.schedule(int)
 
 
-ASK: list[Callable[[ClusterCoordinator], Any]] = [
+RAISING_CALLS: list[Callable[[ClusterCoordinator], Any]] = [
     ClusterCoordinator.join,
     ClusterCoordinator.done,
     schedules,
 ]
-ask_each_way = pytest.mark.parametrize("ask", ASK, ids=["join", "done", "schedule"])
+each_raising_call = pytest.mark.parametrize("call", RAISING_CALLS, ids=["join", "done", "schedule"])
 
 
 @pytest.fixture(params=[None, 2], ids=["any queue", "queue of 2"])
@@ -56,20 +56,20 @@ def coordinator(
         yield coordinator
 
 
-def works_on(coordinator: ClusterCoordinator) -> bool:
+def is_usable(coordinator: ClusterCoordinator) -> bool:
     """The next round is as good as the first."""
     values = [coordinator.schedule(int, (str(i),)) for i in range(5)]
     coordinator.join(20)
     return coordinator.fetch(values) == [0, 1, 2, 3, 4] and coordinator.done()
 
 
-def raised(ask: Callable[[], Any], within_s: float = 20.0) -> BaseException:
-    """What `ask` raises when it is called until it does."""
+def first_error(call: Callable[[], Any], within_s: float = 20.0) -> BaseException:
+    """Return what `call` raises when it is repeated until it raises."""
     errors_raised: list[BaseException] = []
 
     def look() -> bool:
         try:
-            ask()
+            call()
         except Exception as error:
             errors_raised.append(error)
         return bool(errors_raised)
@@ -116,27 +116,27 @@ def test_join_raises_error_once(coordinator: ClusterCoordinator) -> None:
             assert value.done()
         with pytest.raises(First):
             bad.fetch()
-    assert works_on(coordinator)
+    assert is_usable(coordinator)
 
 
 def test_schedule_raises_earlier_error_in_the_end(coordinator: ClusterCoordinator) -> None:
     coordinator.schedule(fails)
-    assert isinstance(raised(lambda: coordinator.schedule(int)), First)
+    assert isinstance(first_error(lambda: coordinator.schedule(int)), First)
     coordinator.join(20)
-    assert works_on(coordinator)
+    assert is_usable(coordinator)
 
 
 def test_schedule_of_failing_functions_raises_one_error(
     coordinator: ClusterCoordinator,
 ) -> None:
-    assert isinstance(raised(lambda: coordinator.schedule(fails)), First)
+    assert isinstance(first_error(lambda: coordinator.schedule(fails)), First)
     coordinator.join(20)
-    assert works_on(coordinator)
+    assert is_usable(coordinator)
 
 
-@ask_each_way
+@each_raising_call
 def test_first_error_of_round_is_raised(
-    in_threads: ClusterCoordinator, tmp_path: Path, ask: Callable[[ClusterCoordinator], Any]
+    in_threads: ClusterCoordinator, tmp_path: Path, call: Callable[[ClusterCoordinator], Any]
 ) -> None:
     for name in "12":
         (tmp_path / name).mkdir()
@@ -148,9 +148,9 @@ def test_first_error_of_round_is_raised(
     go(tmp_path / "2")
     until(second.done)
     with pytest.raises(First):
-        ask(in_threads)
+        call(in_threads)
     in_threads.join(20)
-    assert works_on(in_threads)
+    assert is_usable(in_threads)
 
 
 def test_failure_alone_stops_no_other_work(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_join_waits_for_running_functions_in_threads(
     assert (tmp_path / "cancelled-long").exists()
     with pytest.raises(errors.CancelledError):
         long.fetch(0)
-    assert works_on(in_threads)
+    assert is_usable(in_threads)
 
 
 def test_schedule_that_raises_schedules_nothing(

@@ -264,9 +264,9 @@ def test_refused_coordinator_raises_at_its_next_calls(
 ) -> None:
     monkeypatch.setattr("zmqdist.scheduling.dispatcher.machine.COORDINATORS_MAX", 0)
     with ClusterCoordinator(threads) as coordinator:
-        for ask in (coordinator.workers, lambda: coordinator.create_per_worker_resource(int)):
+        for request in (coordinator.workers, lambda: coordinator.create_per_worker_resource(int)):
             with pytest.raises(errors.ResourceExhaustedError, match="has 0 coordinators"):
-                ask()
+                request()
 
 
 class Refuses:

@@ -353,8 +353,8 @@ class SimCoordinator:
 
     def _hear_again(self, message: Results, connection: SimConnection | None) -> None:
         """Have the machine get results once more some time later, over the same connection. No real
-        dispatcher sends them twice, but a late message about an earlier attempt must not count for a
-        later one."""
+        dispatcher sends them twice, but a late message about an earlier attempt must not count for
+        a later one."""
         items = [item for item in message.items if item[2] in (VALUE, ERROR, CANCELLED)]
 
         def hear() -> None:

@@ -1,4 +1,4 @@
-"""Values and datasets of which each worker has its own, while workers are lost, come back and join."""
+"""Values and datasets of which each worker has its own, while workers are lost, return and join."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_wait_for_resource_ends_when_its_worker_is_lost(
         values = coordinator.create_per_worker_resource(waits, (tmp_path, "x"))
         until(lambda: len(begun(tmp_path)) == 2)
         outcomes: list[BaseException | None] = []
-        asker = threading.Thread(target=lambda: outcomes.append(values[0].exception(20)))
-        asker.start()
+        waiter = threading.Thread(target=lambda: outcomes.append(values[0].exception(20)))
+        waiter.start()
         replaced.kill_worker(0)
-        asker.join(20)
+        waiter.join(20)
         assert isinstance(outcomes[0], errors.CancelledError)
         go(tmp_path)
 
@@ -85,17 +85,17 @@ def test_fetch_of_resource_ends_when_its_worker_is_lost(
         values = coordinator.create_per_worker_resource(asked_slowly, (tmp_path,))
         outcomes: list[BaseException] = []
 
-        def ask() -> None:
+        def fetch() -> None:
             try:
                 values[0].get(20)
             except errors.OpError as error:
                 outcomes.append(error)
 
-        asker = threading.Thread(target=ask)
-        asker.start()
+        waiter = threading.Thread(target=fetch)
+        waiter.start()
         until(lambda: begun(tmp_path))
         replaced.kill_worker(0)
-        asker.join(20)
+        waiter.join(20)
         assert isinstance(outcomes[0], errors.CancelledError)
         assert "worker:0 is lost" in str(outcomes[0])
         go(tmp_path)
@@ -118,7 +118,7 @@ def test_resource_without_workers_is_aborted() -> None:
 
 
 def test_shards_follow_workers_at_each_new_iterator() -> None:
-    """A worker that joins has no share before the next iterator; a gap in the indices loses nothing."""
+    """A joining worker has no share before the next iterator; a gap in the indices loses nothing."""
     with zd.local_cluster(workers=3) as cluster, ClusterCoordinator(cluster) as coordinator:
         cluster.kill_worker(1)
         until(lambda: len(coordinator.workers()) == 2)

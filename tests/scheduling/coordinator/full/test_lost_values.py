@@ -124,17 +124,17 @@ def test_close_ends_wait_for_lost_value(single: zd.local_cluster, tmp_path: Path
     single.kill_worker(0)
     raised: list[BaseException] = []
 
-    def asks() -> None:
+    def fetch() -> None:
         try:
             value.get(60)
         except Exception as error:
             raised.append(error)
 
-    asking = threading.Thread(target=asks)
-    asking.start()
+    fetching = threading.Thread(target=fetch)
+    fetching.start()
     until(lambda: coordinator.snapshot().kept == 0)
     coordinator.close()
-    asking.join(20)
+    fetching.join(20)
     assert isinstance(raised[0], errors.UnavailableError)
 
 
