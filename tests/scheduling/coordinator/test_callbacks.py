@@ -24,22 +24,6 @@ def threads_of_callbacks() -> int:
     return sum(thread.name == CALLBACKS for thread in threading.enumerate())
 
 
-def exits_thread(_: object) -> None:
-    raise SystemExit("enough")
-
-
-def test_callback_that_exits_is_logged_and_next_ones_run(
-    in_threads: ClusterCoordinator, caplog: pytest.LogCaptureFixture
-) -> None:
-    value = in_threads.schedule(int)
-    value.get(20)
-    called: list[Any] = []
-    value.add_done_callback(exits_thread)
-    value.add_done_callback(called.append)
-    until(lambda: called == [value])
-    assert "a done callback of <RemoteValue of builtins.int: ready> failed" in caplog.text
-
-
 def test_callback_raises_if_no_thread_starts(
     in_threads: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 import zmqdist as zd
 from tests.scheduling.coordinator.helpers import stalled
-from tests.scheduling.work import begun, go, until, waits
+from tests.scheduling.work import go, until, waits
 from zmqdist import errors, limits
 from zmqdist.coordinator import ClusterCoordinator, RemoteValueStatus
 
@@ -69,18 +69,6 @@ def raises(error: type[BaseException], *args: Any) -> None:
 
 
 # -- the round -------------------------------------------------------------------------------------
-
-
-def test_failed_value_raises_at_each_fetch(coordinator: ClusterCoordinator) -> None:
-    value = coordinator.schedule(bad)
-    for _ in range(2):
-        with pytest.raises(errors.InvalidArgumentError):
-            value.fetch(20)
-    with pytest.raises(errors.InvalidArgumentError):
-        coordinator.join(20)
-    coordinator.join(0)
-    with pytest.raises(errors.InvalidArgumentError):
-        value.get()
 
 
 def test_error_raised_by_get_is_not_raised_by_schedule(
@@ -160,42 +148,6 @@ def test_input_error(coordinator: ClusterCoordinator) -> None:
         coordinator.join(20)
     with pytest.raises(errors.ClosureInputError, match=r"Input has an error.*assertion 0 failed"):
         value.fetch()
-
-
-def test_errored_input_not_used(coordinator: ClusterCoordinator) -> None:
-    resource = coordinator.schedule(bad)
-    with pytest.raises(errors.InvalidArgumentError):
-        coordinator.join(20)
-    value = coordinator.schedule(good)
-    coordinator.join(20)
-    assert value.fetch() == 1
-    assert resource.done()
-
-
-def test_cancellation(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
-    long = coordinator.schedule(waits, (tmp_path,))
-    until(lambda: begun(tmp_path))
-    coordinator.schedule(bad)
-    with pytest.raises(errors.InvalidArgumentError):
-        coordinator.join(30)
-    with pytest.raises(errors.CancelledError, match=r"cancelled.*schedule it again"):
-        long.fetch(0)
-    assert coordinator.schedule(good).fetch(20) == 1
-    coordinator.join(20)
-
-
-def test_resource_can_still_be_used_after_cancellation(
-    coordinator: ClusterCoordinator, tmp_path: Path
-) -> None:
-    resource = coordinator.schedule(np.ones, (3,), keep=True)
-    assert resource.exception(20) is None
-    long = coordinator.schedule(waits, (tmp_path,))
-    coordinator.schedule(bad)
-    with pytest.raises(errors.InvalidArgumentError):
-        coordinator.join(30)
-    with pytest.raises(errors.CancelledError):
-        long.fetch(0)
-    assert coordinator.schedule(np.sum, (resource,)).fetch(20) == 3
 
 
 def test_raised_error_has_failures_of_its_round_only(

@@ -177,19 +177,6 @@ def test_failed_input_fails_direct_and_indirect_dependents(
     coordinator.join(0)
 
 
-def test_failed_input_fails_next_round(
-    in_threads: ClusterCoordinator,
-) -> None:
-    first = in_threads.schedule(fails)
-    with pytest.raises(KeyError):
-        in_threads.join(20)
-    second = in_threads.schedule(add, (first,))
-    with pytest.raises(errors.ClosureInputError):
-        in_threads.join(20)
-    with pytest.raises(errors.ClosureInputError):
-        second.fetch()
-
-
 def test_cancelled_input_fails_its_dependents_only(
     in_threads: ClusterCoordinator, tmp_path: Path
 ) -> None:

@@ -444,6 +444,7 @@ def test_callbacks_run_in_order_and_failures_are_logged(
         in caplog.text
     )
     assert "ZeroDivisionError" in caplog.text
+    value.add_done_callback(lambda value: sys.exit())  # of a value that is ready
     value.add_done_callback(lambda value: called.append((3, value.get())))
     until(lambda: called[-1] == (3, "x"))
 

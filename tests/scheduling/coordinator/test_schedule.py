@@ -60,11 +60,6 @@ def test_arguments_may_be_an_iterator(in_processes: ClusterCoordinator) -> None:
     assert in_processes.schedule(sum, iter([[1, 2]])).fetch(20) == 3
 
 
-def test_map_results_are_in_order_of_items(in_threads: ClusterCoordinator) -> None:
-    values = in_threads.map(str, range(100))
-    assert in_threads.fetch(values) == [str(i) for i in range(100)]
-
-
 _order: list[int] = []
 
 

@@ -72,15 +72,6 @@ def test_error_within_map_ends_nothing(in_threads: ClusterCoordinator) -> None:
     assert values[99].result() == 99
 
 
-def test_join_raises_unseen_error(in_threads: ClusterCoordinator) -> None:
-    values = in_threads.map(int, ["1", "x"])
-    in_threads.wait(values, timeout=60)
-    with pytest.raises(ValueError, match="invalid literal"):
-        in_threads.join(60)
-    assert values[0].result() == 1
-    in_threads.join(60)
-
-
 def test_submit_waits_for_room_beside_error(threads: zd.local_cluster, tmp_path: Path) -> None:
     with ClusterCoordinator(threads, queue_bytes_max=1000) as coordinator:
         broken = coordinator.submit(int, "x")
