@@ -98,7 +98,7 @@ def test_bad_task_count_is_refused(number: Any) -> None:
         create_in_process_cluster(num_workers=number, num_ps=0)
 
 
-def test_in_process_cluster_serves_until_stopped() -> None:
+def test_threads_cluster_serves_until_stopped() -> None:
     with create_in_process_cluster(num_workers=2, num_ps=1, has_chief=True) as cluster:
         assert {job: len(tasks) for job, tasks in cluster.items()} == {
             "chief": 1,
@@ -127,7 +127,7 @@ def test_unreferenced_in_process_cluster_serves() -> None:
     cluster.stop()
 
 
-def test_in_process_cluster_has_one_layer() -> None:
+def test_threads_cluster_has_one_layer() -> None:
     with pytest.raises(ValueError, match="rpc_layer must be 'zmq', not 'grpc'"):
         create_in_process_cluster(1, 0, rpc_layer="grpc")
 
