@@ -534,8 +534,12 @@ class CoordinatorMachine:
             if not self.registered or work.state not in AWAITING_RESULT:
                 self._finish(work, CANCELLED)
                 continue
-            if not unless_begun and work.state is State.FETCHING:
-                self._finish(work, CANCELLED, abandon=True)
+            if work.state is State.FETCHING:
+                if unless_begun:
+                    # the dispatcher has nothing more to say of it, and the fetch may take long
+                    self._effects.append(WorkBegun([number]))
+                else:
+                    self._finish(work, CANCELLED, abandon=True)
                 continue
             state = work.state
             if unless_begun and state is SUBMITTED:

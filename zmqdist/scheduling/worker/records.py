@@ -240,7 +240,7 @@ class WaitingWork(deque[Leased]):
         """Put back items that a slot has not begun; `items` begins with the oldest item. Pinned
         items are sorted by lease into the other pinned items. The rest come before all other items
         that are not pinned, because the slots got the older items first."""
-        # P9: pinned items begin in the order of their assignment, whoever had them.
+        # P9: pinned items begin in the order of their assignment, whichever slot had them.
         pinned = self.pinned and [item for item in items if item[0] in self.pinned]
         if pinned:
             self._put_pinned(pinned)
