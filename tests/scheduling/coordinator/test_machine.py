@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.scheduling.coordinator.scripted import Script
-from tests.transcripts import check
+from tests.transcripts import check, promises_of
 from zmqdist.scheduling.coordinator import machine
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
-TITLE = re.compile(r"# ([PGC]\d+(?:, [PGC]\d+)*): \S")
+TITLE = re.compile(r"# (P\d+(?:, P\d+)*): \S")
 
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
@@ -27,6 +27,7 @@ def test_scenario_matches_its_transcript(path: Path) -> None:
 
 
 def test_promises_of_machine_have_scenarios() -> None:
-    promises = re.findall(r"^    ([PGC]\d+) ", machine.__doc__ or "", re.MULTILINE)
     titles = [TITLE.match(path.read_text()) for path in TRANSCRIPTS]
-    assert {*promises} == {name for title in titles if title for name in title[1].split(", ")}
+    assert promises_of(machine.__doc__) == {
+        name for title in titles if title for name in title[1].split(", ")
+    }

@@ -48,7 +48,7 @@ class FunctionNumbers:
         self._numbers = itertools.count(1)
         self._small: OrderedDict[bytes, tuple[int, str]] = OrderedDict()
         self._latest: tuple[bytes, tuple[int, str]] = (b"", (0, ""))
-        """The last entry of `_kept`."""
+        """The last entry of `_small`."""
         self._large: OrderedDict[bytes, tuple[int, str, int]] = OrderedDict()
         """The functions whose pickle the store holds: reference -> (number, name, the store's
         number of the first part)."""
