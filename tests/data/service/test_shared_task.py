@@ -44,6 +44,17 @@ def read(runner: SharedRunner, trainer: str, count: int) -> list[int]:
     return [each for _ in range(count) for each in ask(runner, trainer).result()]
 
 
+def counter_behind(gate: threading.Event) -> Dataset:
+    """Return a counter whose elements are computed once the gate is open."""
+
+    def wait_at_gate(x: Any) -> Any:
+        gate.wait()
+        return x
+
+    counter = Dataset.counter()
+    return counter.map(wait_at_gate, output_signature=counter.element_spec)
+
+
 def test_trainer_gets_all_in_order() -> None:
     with running() as runner:
         assert read(runner, "a", 10) == list(range(10))
@@ -161,14 +172,7 @@ def test_trainer_without_name_is_refused() -> None:
 
 def test_stopped_task_fails_waiting_requests() -> None:
     gate = threading.Event()
-
-    def slow(x: Any) -> Any:
-        gate.wait()
-        return x
-
-    with running(
-        dataset=Dataset.counter().map(slow, output_signature=Dataset.counter().element_spec)
-    ) as runner:
+    with running(dataset=counter_behind(gate)) as runner:
         waiting = [ask(runner, trainer) for trainer in "abb"]
     for answer in [*waiting, ask(runner, "c")]:
         with pytest.raises(CancelledError):
@@ -178,14 +182,7 @@ def test_stopped_task_fails_waiting_requests() -> None:
 
 def test_unwanted_request_gets_no_batch() -> None:
     gate = threading.Event()
-
-    def slow(x: Any) -> Any:
-        gate.wait()
-        return x
-
-    with running(
-        dataset=Dataset.counter().map(slow, output_signature=Dataset.counter().element_spec)
-    ) as runner:
+    with running(dataset=counter_behind(gate)) as runner:
         gone = ask(runner, "a")
         gone.is_wanted = False
         other = ask(runner, "a")
@@ -196,14 +193,7 @@ def test_unwanted_request_gets_no_batch() -> None:
 
 def test_expired_request_is_skipped() -> None:
     gate = threading.Event()
-
-    def slow(x: Any) -> Any:
-        gate.wait()
-        return x
-
-    with running(
-        dataset=Dataset.counter().map(slow, output_signature=Dataset.counter().element_spec)
-    ) as runner:
+    with running(dataset=counter_behind(gate)) as runner:
         answer = ask(runner, "a")
         runner.expire(answer)
         assert answer.result() == Answer.SKIPPED
