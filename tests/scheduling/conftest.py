@@ -18,6 +18,7 @@ import zmqdist as zd
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.launch.children import Child, Children
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
+from zmqdist.transport import shm_pool
 
 DISPATCHER = """
 import json, sys
@@ -82,3 +83,11 @@ def cluster() -> Iterator[zd.local_cluster]:
     """Two workers with two slot processes each; a test may lose slots, and no worker."""
     with zd.local_cluster(workers=2, slots=2) as made:
         yield made
+
+
+@pytest.fixture
+def no_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes share no memory, so that large values travel over connections."""
+    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
+    monkeypatch.setattr(shm_pool, "_pool", None)
+    monkeypatch.setattr(shm_pool, "_tried", False)

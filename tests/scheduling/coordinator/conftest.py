@@ -9,7 +9,6 @@ import pytest
 
 import zmqdist as zd
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.transport import shm_pool
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +88,3 @@ def single() -> Iterator[zd.local_cluster]:
 def fragile(single: zd.local_cluster) -> Iterator[ClusterCoordinator]:
     with ClusterCoordinator(single) as coordinator:
         yield coordinator
-
-
-@pytest.fixture
-def no_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes share no memory, so that large values travel over connections."""
-    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
-    monkeypatch.setattr(shm_pool, "_pool", None)
-    monkeypatch.setattr(shm_pool, "_tried", False)

@@ -35,7 +35,7 @@ from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.methods import SERVER_INFO
 from zmqdist.scheduling.dispatcher.key_service import KeyService
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
-from zmqdist.transport import keys, router, shm_pool
+from zmqdist.transport import keys, router
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.endpoint import split
@@ -52,12 +52,9 @@ Member = Callable[..., str]
 
 
 @pytest.fixture
-def all_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def all_keys(no_shared_memory: None, tmp_path: Path) -> str:
     """The static keys of the cluster. Shared memory is off, so that all large payloads are fetched
     over connections."""
-    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
-    monkeypatch.setattr(shm_pool, "_pool", None)
-    monkeypatch.setattr(shm_pool, "_tried", False)
     keys.keygen(tmp_path / "keys")
     return str(tmp_path / "keys")
 

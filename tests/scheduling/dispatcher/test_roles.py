@@ -18,7 +18,7 @@ from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.data import Dataset
 from zmqdist.data.service import distribute
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
-from zmqdist.transport import keys, shm_pool
+from zmqdist.transport import keys
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.keys import keygen
 
@@ -58,14 +58,12 @@ def another_worker(folder: str, all_: Path) -> None:
 def roles(
     folder_of: Callable[..., str],
     tmp_path: Path,
+    no_shared_memory: None,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> Iterator[zd.DispatchServer]:
     """A dispatcher and two workers with a key each, and this process as a program; without shared
     memory, to fetch over connections."""
-    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
-    monkeypatch.setattr(shm_pool, "_pool", None)
-    monkeypatch.setattr(shm_pool, "_tried", False)
     server, one, two, program = (
         folder_of(role) for role in ("server", "worker", "worker", "submit")
     )

@@ -35,7 +35,6 @@ from zmqdist.messages import (
     Submit,
 )
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
-from zmqdist.transport import shm_pool
 from zmqdist.transport.security import client_security
 
 WITHIN_S = 20.0
@@ -142,12 +141,9 @@ def made_once(folder: Path) -> bytes:
 
 
 def test_result_of_displaced_coordinator_raises(
-    dispatcher: zd.DispatchServer, claims: Claims, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dispatcher: zd.DispatchServer, claims: Claims, tmp_path: Path, no_shared_memory: None
 ) -> None:
-    # Otherwise the value outlives a worker that is a thread of this process.
-    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
-    monkeypatch.setattr(shm_pool, "_pool", None)
-    monkeypatch.setattr(shm_pool, "_tried", False)
+    """With shared memory the value outlives a worker that is a thread of this process."""
     with ClusterCoordinator(dispatcher) as coordinator:
         with zd.WorkerServer(WorkerConfig(dispatcher.address)):
             value = coordinator.schedule(made_once, (tmp_path,), lineage=True)

@@ -24,14 +24,6 @@ def echo(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array
 
 
-@pytest.fixture
-def without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switch shared memory off in this process and in the processes that it starts."""
-    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
-    monkeypatch.setattr(shm_pool, "_pool", None)
-    monkeypatch.setattr(shm_pool, "_tried", False)
-
-
 @pytest.mark.timeout(60)
 def test_result_outlives_its_slot_and_worker() -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
@@ -45,7 +37,7 @@ def test_result_outlives_its_slot_and_worker() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_payloads_arrive_without_shared_memory(without_shared_memory: None) -> None:
+def test_payloads_arrive_without_shared_memory(no_shared_memory: None) -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         assert this_pool() is None
         array = np.arange(MIB)
@@ -75,7 +67,7 @@ def test_full_pool_costs_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.timeout(60)
 def test_result_without_memory_fails_its_work_only(
-    without_shared_memory: None, monkeypatch: pytest.MonkeyPatch
+    no_shared_memory: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = iter([True, True])
 

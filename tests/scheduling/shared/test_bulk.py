@@ -25,7 +25,6 @@ from zmqdist.scheduling.shared.config import WorkerConfig
 from zmqdist.scheduling.shared.references import Held, Reference, decode_reference, encode_reference
 from zmqdist.scheduling.shared.store import CLIENTS_KEPT, BulkStore, Fetcher
 from zmqdist.scheduling.worker.worker_cache import WorkerCache
-from zmqdist.transport import shm_pool
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Router
@@ -456,14 +455,6 @@ def coordinator(two: zd.local_cluster) -> Iterator[ClusterCoordinator]:
         yield made
 
 
-@pytest.fixture
-def without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switch shared memory off in this process and in the processes that it starts."""
-    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
-    monkeypatch.setattr(shm_pool, "_pool", None)
-    monkeypatch.setattr(shm_pool, "_tried", False)
-
-
 @pytest.mark.timeout(60)
 def test_array_of_many_tasks_is_copied_once(
     coordinator: ClusterCoordinator,
@@ -509,7 +500,7 @@ def test_large_results_leave_no_memory_with_slots(coordinator: ClusterCoordinato
 @pytest.mark.timeout(60)
 def test_array_moves_once_to_worker_of_other_host(
     three: zd.local_cluster,
-    without_shared_memory: None,
+    no_shared_memory: None,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -536,7 +527,7 @@ def test_array_moves_once_to_worker_of_other_host(
 
 
 @pytest.fixture
-def unreachable(without_shared_memory: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def unreachable(no_shared_memory: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function after whose call servers of this process announce an address at which no
     process listens, as behind a router."""
     bind = Router.bind
