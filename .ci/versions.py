@@ -38,11 +38,12 @@ TESTS: Final = (
     "-q",
     "-n2",
     "--dist=loadfile",
+    "--max-worker-restart=0",
     "-p",
     "no:cacheprovider",
 )
 """The arguments of pytest. There are few seeds, because the simulations do not depend on the
-versions of packages."""
+versions of packages. After the death of a worker the run ends: with a new worker it may hang."""
 
 _ASK: Final = "import sys, ensurepip, venv; print('%d.%d' % sys.version_info[:2], sys.version.split()[0], sys.executable)"
 

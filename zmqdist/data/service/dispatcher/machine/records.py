@@ -116,7 +116,9 @@ PORTION_TRANSITIONS: Final[Mapping[PortionState, frozenset[PortionState]]] = {
 }
 
 
-class Row(msgspec.Struct, array_like=True):
+# gc=False: rows hold no cycles, and msgspec before 0.21 ends the process where a `__post_init__` of
+# a tracked struct sets a field while the struct is decoded.
+class Row(msgspec.Struct, array_like=True, gc=False):
     """Base class of the rows of the durable state."""
 
 
