@@ -648,6 +648,191 @@ class NewKey(Message, tag=75):
     key: bytes
 
 
+# -- actors ----------------------------------------------------------------------------------------
+
+
+class ActorSpec(msgspec.Struct, array_like=True, frozen=True):
+    """What an actor is. Programs, the dispatcher and the actor's worker have the same spec.
+
+    Attributes:
+      actor: the actor's number, a random number of 62 bits.
+      cls: the name of the class, for errors and status.
+      call: the packed class and arguments, from which its process makes the object.
+      owner: the number of the coordinator that has made the actor; 0 for a detached one, which
+        outlives its program.
+      restarts: how often its process may be replaced.
+      concurrency: how many calls of `async` methods run at a time.
+      group, rank, size: the number of its group, 0 without one, and its place there.
+    """
+
+    actor: int
+    cls: str
+    call: bytes
+    owner: int
+    name: str = ""
+    worker: str = ""
+    restarts: int = 0
+    concurrency: int = 1
+    resources: dict[str, int] = {}
+    group: int = 0
+    rank: int = 0
+    size: int = 1
+
+
+class CreateActor(Message, tag=80):
+    """Place this actor, unless it has been placed. Sent on each new connection until the actor has
+    ended.
+
+    `incarnation` and `restarts_left` are those that the coordinator knows, 0 and -1 at first.
+    `may_live` says that an earlier dispatcher was asked for this actor.
+    """
+
+    SENT = "coordinator -> dispatcher"
+    spec: ActorSpec
+    incarnation: int = 0
+    restarts_left: int = -1
+    may_live: bool = False
+
+
+class ActorsOwned(Message, tag=81):
+    """All actors of this coordinator that have not ended. Any other actor of it ends."""
+
+    SENT = "coordinator -> dispatcher"
+    actors: list[int]
+
+
+class DropActor(Message, tag=82):
+    """End this actor, for this reason."""
+
+    SENT = "coordinator -> dispatcher"
+    actor: int
+    reason: str
+
+
+class FindActor(Message, tag=83):
+    """Answer with ActorFound: is there an actor of this name?"""
+
+    SENT = "coordinator -> dispatcher"
+    request: int
+    name: str
+
+
+class ActorKnown(Message, tag=84):
+    """The owner of an actor knows this incarnation of it, so that its worker may keep the process
+    without contact to a dispatcher."""
+
+    SENT = "coordinator -> dispatcher"
+    actor: int
+    incarnation: int
+
+
+class WatchActor(Message, tag=85):
+    """Send ActorChanged about this actor, now and after each change; with `stop`, no more."""
+
+    SENT = "coordinator -> dispatcher"
+    actor: int
+    stop: bool = False
+
+
+class ActorChanged(Message, tag=86):
+    """The state of an actor: `state` is an ActorState (scheduling/shared/actors.py), `reason` says
+    why its last process has ended, or why it waits. `error` is the packed error of its `__init__`.
+    """
+
+    SENT = "dispatcher -> coordinator"
+    actor: int
+    state: int
+    incarnation: int = 0
+    restarts_left: int = 0
+    address: str = ""
+    key: bytes = b""
+    worker: str = ""
+    reason: str = ""
+    error: bytes = b""
+
+
+class ActorFound(Message, tag=87):
+    """The answer to FindActor: the actor's number and class; 0 if there is none of this name. The
+    coordinator then watches it."""
+
+    SENT = "dispatcher -> coordinator"
+    request: int
+    actor: int
+    cls: str = ""
+
+
+class StartActor(Message, tag=88):
+    """Start a process for this incarnation of an actor."""
+
+    SENT = "dispatcher -> worker"
+    spec: ActorSpec
+    incarnation: int
+    restarts_left: int
+
+
+class StopActor(Message, tag=89):
+    """End the process of this incarnation of an actor."""
+
+    SENT = "dispatcher -> worker"
+    actor: int
+    incarnation: int
+
+
+class KeepActor(Message, tag=90):
+    """Keep the process of this incarnation without contact to a dispatcher, because the actor is
+    never replaced."""
+
+    SENT = "dispatcher -> worker"
+    actor: int
+    incarnation: int
+
+
+class ActorReady(Message, tag=91):
+    """The process of an actor has made its object, and serves calls at this address."""
+
+    SENT = "worker -> dispatcher"
+    actor: int
+    incarnation: int
+    address: str
+    key: bytes = b""
+
+
+class ActorExited(Message, tag=92):
+    """The process of an actor has ended. `final` says that the next would end the same way, because
+    `__init__` has raised `error`."""
+
+    SENT = "worker -> dispatcher"
+    actor: int
+    incarnation: int
+    reason: str
+    final: bool = False
+    error: bytes = b""
+
+
+class CallActor(Message, tag=93):
+    """Run these calls, each (work, attempt, method, payload), in this order."""
+
+    SENT = "coordinator -> actor"
+    actor: int
+    incarnation: int
+    calls: list[tuple[int, int, str, bytes]]
+
+
+class CancelActorCalls(Message, tag=94):
+    """Drop these calls, or end them early if they have begun. No results are expected."""
+
+    SENT = "coordinator -> actor"
+    calls: list[tuple[int, int]]
+
+
+class ActorResults(Message, tag=95):
+    """The results of calls."""
+
+    SENT = "actor -> coordinator"
+    incarnation: int
+    items: list[Result]
+
+
 ALL: tuple[type[Message], ...] = tuple(
     sorted(Message.__subclasses__(), key=lambda cls: cls.__struct_config__.tag)  # type: ignore[arg-type,return-value]
 )
