@@ -727,3 +727,17 @@ CODE_FILES_MAX: Final = 20_000
 CODE_PART_BYTES: Final = 2**18
 """Bytes of one order with code. An order is so short that a heartbeat can be sent between two
 orders on a slow line."""
+
+ACTOR_WINDOW_CALLS: Final = 4096
+"""Calls that a program has sent to one actor and that have not ended. More would only wait at the
+actor, where a death loses them; the rest waits in the program."""
+
+ACTOR_WINDOW_BYTES: Final = 16 << 20
+"""Bytes of the arguments of these calls."""
+
+ACTOR_CALLS_MAX: Final = 4 * ACTOR_WINDOW_CALLS
+"""Calls of one connection that wait in an actor. Only a program that does not keep to the window
+has more."""
+
+ACTOR_CALL_BYTES_MAX: Final = 4 * ACTOR_WINDOW_BYTES
+"""Bytes of the arguments of these calls."""

@@ -10,7 +10,8 @@ exception of the user's code leaves this module.
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from typing import Any, Protocol
 
 from zmqdist.errors import InternalError
 from zmqdist.messages import BULK, ERROR, INPUT_LOST, KEPT, VALUE
@@ -81,7 +82,16 @@ class Functions:
         return self._fetcher.fetch(decode_reference(payload))
 
 
-def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tuple[int, Any]:
+class CallableSource(Protocol):
+    """What `run` needs: the callables by their numbers, or the methods of an actor by their
+    names."""
+
+    def get(self, coordinator: int, fn: Any) -> Any: ...
+
+    def fetched(self, payload: bytes) -> list[Any]: ...
+
+
+def run(functions: CallableSource, coordinator: int, fn: Any, payload: bytes) -> tuple[int, Any]:
     """Run a function on its packed arguments, and return the outcome (see the module's docstring).
     Raises no exception.
 
@@ -97,31 +107,79 @@ def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tupl
     # An error before the function has begun is one of unpickling, and the error's text says so.
     began = False
     remote_results.of_thread.safe_only = safely
-    pack, pack_error = (
-        (results.pack, results.pack_error) if safely else (trusted.pack, trusted.pack_error)
-    )
+    pack = results.pack if safely else trusted.pack
     try:
-        if payload[:1] == INPUTS:
-            payload = remote_results.prepare_inputs(payload[1:], functions.fetched)
-        function = functions.get(coordinator, fn)
-        if payload[:1] == MARK:
-            args, kwargs = trusted.unpack_parts(functions.fetched(payload))
-        else:
-            args, kwargs = trusted.unpack(payload)
+        function, args, kwargs = _unpacked_call(functions, coordinator, fn, payload)
         began = True
         value = function(*args, **kwargs)
         if type(value) in resources.LAZY:
             value = resources.run_to_end(function, value)
         packed = pack(value)
-    except remote_results.InputLost as lost:
-        return INPUT_LOST, remote_results.encode_loss(lost)
-    except Exception as error:
-        frames = error.__traceback__ and error.__traceback__.tb_next
-        if frames is not None and frames.tb_frame.f_code is pack.__code__:
-            error = error.with_traceback(None)  # no frame of it is the function's
-        return ERROR, pack_error(error, unpickling=not began)
     except BaseException as error:
-        return ERROR, pack_error(trusted.as_ordinary_error(error), unpickling=not began)
+        return _failure(error, safely, unpickling=not began)
     if keep:
         return KEPT, [packed] if isinstance(packed, bytes) else packed
     return (VALUE, packed) if isinstance(packed, bytes) else (BULK, packed)
+
+
+async def run_method(
+    methods: CallableSource, coordinator: int, method: str, payload: bytes
+) -> tuple[int, Any]:
+    """Run a method of an actor with `async` methods, as `run` does, and await what it returns."""
+    safely = payload[:1] == results.SAFE
+    began = False
+    try:
+        # no await before the arguments are unpacked: `of_thread` is of one call at a time
+        remote_results.of_thread.safe_only = safely
+        function, args, kwargs = _unpacked_call(methods, coordinator, method, payload[safely:])
+        began = True
+        value = function(*args, **kwargs)
+        if inspect.isawaitable(value):
+            value = await value
+        packed = results.pack(value) if safely else trusted.pack(value)
+    except BaseException as error:
+        return _failure(error, safely, unpickling=not began)
+    return (VALUE, packed) if isinstance(packed, bytes) else (BULK, packed)
+
+
+def make_object(call: bytes, fetcher: PartsFetcher) -> tuple[Any, bytes]:
+    """Make the object of an actor from its packed class and arguments. Return (object, b""), or
+    (None, packed error) if that fails."""
+    safely = call[:1] == results.SAFE
+    call = call[safely:]
+    began = False
+    try:
+        if call[:1] == MARK:
+            cls, args, kwargs = trusted.unpack_parts(fetcher.fetch(decode_reference(call)))
+        else:
+            cls, args, kwargs = trusted.unpack(call)
+        began = True
+        return cls(*args, **kwargs), b""
+    except BaseException as error:
+        return None, _failure(error, safely, unpickling=not began)[1]
+
+
+def _unpacked_call(
+    functions: CallableSource, coordinator: int, fn: Any, payload: bytes
+) -> tuple[Any, Any, Any]:
+    if payload[:1] == INPUTS:
+        payload = remote_results.prepare_inputs(payload[1:], functions.fetched)
+    function = functions.get(coordinator, fn)
+    if payload[:1] == MARK:
+        args, kwargs = trusted.unpack_parts(functions.fetched(payload))
+    else:
+        args, kwargs = trusted.unpack(payload)
+    return function, args, kwargs
+
+
+def _failure(error: BaseException, safely: bool, *, unpickling: bool) -> tuple[int, bytes]:
+    """Return the outcome for an error."""
+    if isinstance(error, remote_results.InputLost):
+        return INPUT_LOST, remote_results.encode_loss(error)
+    form: Any = results if safely else trusted
+    frames = error.__traceback__ and error.__traceback__.tb_next
+    if frames is not None and frames.tb_frame.f_code is form.pack.__code__:
+        error = error.with_traceback(None)  # no frame of it is the function's
+    if not isinstance(error, Exception):
+        error = trusted.as_ordinary_error(error)
+    return ERROR, form.pack_error(error, unpickling=unpickling)
