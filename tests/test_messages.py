@@ -9,7 +9,17 @@ import pytest
 
 from zmqdist import messages
 
-PARTIES = {"any", "client", "server", "coordinator", "dispatcher", "worker", "puller", "holder"}
+PARTIES = {
+    "any",
+    "client",
+    "server",
+    "coordinator",
+    "dispatcher",
+    "worker",
+    "puller",
+    "holder",
+    "actor",
+}
 classes = pytest.mark.parametrize("message", messages.ALL, ids=lambda message: message.__name__)
 
 

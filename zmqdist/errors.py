@@ -472,6 +472,23 @@ class WorkerLost(UnavailableError):
         self.args = function, self.starts
 
 
+class ActorLostError(UnavailableError):
+    """The process of an actor ended, or the actor was ended, before a call had ended.
+
+    Attributes:
+      call: the call, as "Counter.add".
+      reason: how the actor or its process ended, with the last lines of its standard error.
+      maybe_executed: False if the call was never sent, so that it may be made again elsewhere; True
+        if it may have run, as a whole or in part.
+    """
+
+    def __init__(self, call: str, reason: str, maybe_executed: bool) -> None:
+        self.call, self.reason, self.maybe_executed = call, reason, maybe_executed
+        fate = "may have been executed" if maybe_executed else "was not executed"
+        super().__init__(f"{call} {fate}: {reason}")
+        self.args = call, reason, maybe_executed
+
+
 class PSUnavailableError(UnavailableError):
     """A task that hosts variables is lost, and with it the values of the variables.
 

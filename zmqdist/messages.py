@@ -662,6 +662,7 @@ class ActorSpec(msgspec.Struct, array_like=True, frozen=True):
         outlives its program.
       restarts: how often its process may be replaced.
       concurrency: how many calls of `async` methods run at a time.
+      methods: the kinds of its public methods by name (scheduling/shared/actors.py).
       group, rank, size: the number of its group, 0 without one, and its place there.
     """
 
@@ -673,6 +674,7 @@ class ActorSpec(msgspec.Struct, array_like=True, frozen=True):
     worker: str = ""
     restarts: int = 0
     concurrency: int = 1
+    methods: dict[str, int] = {}
     resources: dict[str, int] = {}
     group: int = 0
     rank: int = 0
@@ -752,13 +754,14 @@ class ActorChanged(Message, tag=86):
 
 
 class ActorFound(Message, tag=87):
-    """The answer to FindActor: the actor's number and class; 0 if there is none of this name. The
-    coordinator then watches it."""
+    """The answer to FindActor: the actor's number, class and methods; 0 if there is none of this
+    name. The coordinator then watches it."""
 
     SENT = "dispatcher -> coordinator"
     request: int
     actor: int
     cls: str = ""
+    methods: dict[str, int] = {}
 
 
 class StartActor(Message, tag=88):

@@ -127,4 +127,6 @@ def test_messages_are_events_of_machines() -> None:
     page = (DOCS / "machines.md").read_text()
     roles = ("coordinator", "worker", "dispatcher")
     received = {cls.__name__ for cls in messages.ALL if cls.SENT.split(" -> ")[-1] in roles}
-    assert {name for name in received if f"`{name}`" not in page} == FOR_RUNTIMES
+    of_actors = {name for name in received if "Actor" in name}
+    unhandled = {name for name in received - of_actors if f"`{name}`" not in page}
+    assert unhandled == FOR_RUNTIMES

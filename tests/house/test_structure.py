@@ -49,6 +49,7 @@ BESIDE_MACHINES = {
     "zmqdist/data/service/worker": ("task_replies",),
     "zmqdist/scheduling/coordinator": (
         "affinity",
+        "called_actors",
         "coordinator_events",
         "options",
         "work",
@@ -58,7 +59,7 @@ BESIDE_MACHINES = {
         "placement",
         "records",
     ),
-    "zmqdist/scheduling/shared": ("broker_settings", "registrations"),
+    "zmqdist/scheduling/shared": ("actors", "broker_settings", "registrations"),
     "zmqdist/scheduling/worker": (
         "records",
         "worker_events",

@@ -34,6 +34,7 @@ from zmqdist import errors, limits, nest
 from zmqdist.clock import deadline, duration, left, seconds
 from zmqdist.field_types import check_type, checked, checks_options, converted
 from zmqdist.scheduling.coordinator import metrics
+from zmqdist.scheduling.coordinator.actors import ActorHandle, Actors, open_actors
 from zmqdist.scheduling.coordinator.completion import AsCompleted, wait_for
 from zmqdist.scheduling.coordinator.coordinator_snapshot import CoordinatorSnapshot, snapshot_of
 from zmqdist.scheduling.coordinator.dispatcher_target import resolve
@@ -162,6 +163,7 @@ class ClusterCoordinator:
         self._scheduled_on = target
         self._alive = _Alive(target)
         weakref.finalize(self._alive, _give_up, self._runtime).atexit = False
+        self._actors = Actors(self._runtime, self._works, self._alive, actor_handle)
         self._resources = Resources(self._runtime, self._works, cluster_lost_limit_s)
 
     # -- scheduling --------------------------------------------------------------------------------
@@ -374,6 +376,57 @@ class ClusterCoordinator:
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> trusted.Packed:
         """Pack the arguments so that the worker unpacks them as (args, kwargs)."""
         return trusted.pack_call(args, kwargs)
+
+    def actor(self, cls: type, /, *args: Any, **kwargs: Any) -> ActorHandle:
+        """Make an object of `cls` in a process of its own on a worker, and return its handle.
+
+        >>> from collections import Counter
+        >>> counter = coordinator.actor(Counter)
+        >>> counter.update("abba"), counter.most_common(1).result()
+        (<RemoteValue of Counter.update: ...>, [('a', 2)])
+
+        Does not wait: the process makes `cls(*args, **kwargs)` while the program goes on. If that
+        raises, each call ends with the error. Calls of one program run in its order.
+
+        The actor ends when the program holds no handle and no unfinished call or function carries
+        one, when its program ends, or by `kill`. With options:
+
+        >>> tally = coordinator.options(name="tally", restarts=2).actor(Counter)
+
+        Options:
+          name: by which `get_actor` of any program of the cluster finds the actor.
+          lifetime: "detached": the actor outlives its program, until `kill`. It needs a name.
+          worker, resources: as in `submit`.
+          restarts: how often the actor begins again, with `__init__`, after its process has ended.
+          concurrency: how many calls of `async def` methods run at a time. Default 1000.
+
+        Raises:
+          TypeError: `cls` is not a class.
+          InvalidArgumentError: `cls` or an argument cannot be pickled, or has a RemoteValue.
+        """
+        return self._actors.make(cls, args, kwargs, {})
+
+    def get_actor(self, name: str, timeout: float | None = None) -> ActorHandle:
+        """Return a handle of the actor of this name, which any program of the cluster has made.
+
+        >>> words = coordinator.options(name="words").actor(set)
+        >>> coordinator.get_actor("words") == words
+        True
+
+        Raises:
+          NotFoundError: there is no actor of this name.
+          DeadlineExceededError: the dispatcher has not answered for `timeout` seconds (None means
+            60). A dispatcher that was started again answers after one lease.
+        """
+        return self._actors.find(name, seconds(timeout))
+
+    def kill(self, actor: ActorHandle) -> None:
+        """End an actor, also a detached one. Its calls end with ActorLostError.
+
+        >>> doomed = coordinator.actor(set)
+        >>> coordinator.kill(doomed)
+        """
+        self._actors.kill(actor)
 
     def map(self, fn: Callable[..., T], *iterables: Iterable[Any]) -> list[RemoteValue[T]]:
         """Schedule `fn(*items)` for the items of the iterables, as the built-in `map`, and return
@@ -888,6 +941,15 @@ class ClusterCoordinator:
                     return  # another thread raises the error
             make_error, self._error_factories = runtime.failures.take()
         raise with_failures(make_error(), self.failures)
+
+
+def actor_handle(number: int, cls: str, methods: dict[str, int], dispatcher: str) -> ActorHandle:
+    """Return a handle of an actor, for the coordinator of this process. Pickles call this function
+    by name."""
+    actors = next((actors for actors in list(open_actors) if actors.serves(dispatcher)), None)
+    if actors is None:
+        actors = ClusterCoordinator(dispatcher)._actors
+    return actors.handle(number, cls, methods)
 
 
 def _replaced(result: Callable[[Any], Any], part: Any) -> Any:

@@ -9,10 +9,11 @@ from typing import Any, TypeAlias
 
 from zmqdist.batches import split
 from zmqdist.events import Heard, Send, Ticked
-from zmqdist.messages import Submit
+from zmqdist.messages import ActorFound, Message, Result, Submit
 from zmqdist.scheduling.coordinator.affinity import MembersChanged
 from zmqdist.scheduling.coordinator.options import WorkOptions
-from zmqdist.scheduling.coordinator.work import Work
+from zmqdist.scheduling.coordinator.work import CalledActor, MethodCall, Work
+from zmqdist.scheduling.shared.actors import ActorState
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,66 @@ class ValueLost:
     attempt: int
 
 
+@dataclass(frozen=True, slots=True)
+class ActorMade:
+    """The program has made an actor, whose `spec` says what it is."""
+
+    actor: CalledActor
+
+
+@dataclass(frozen=True, slots=True)
+class ActorWatched:
+    """The program has a handle of an actor that another program has made."""
+
+    actor: CalledActor
+
+
+@dataclass(frozen=True, slots=True)
+class HandlesDropped:
+    """The program holds no handle of these actors any more."""
+
+    actors: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ActorKilled:
+    """The program ends an actor, for this reason."""
+
+    actor: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSought:
+    """The program looks for an actor by name. With "" it does not wait any more."""
+
+    request: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActorConnected:
+    """The connection to the process of an actor is established."""
+
+    actor: CalledActor
+
+
+@dataclass(frozen=True, slots=True)
+class ActorDisconnected:
+    """The connection to the process of an actor is lost, or was refused because of `problem`."""
+
+    actor: CalledActor
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallsEnded:
+    """Results of calls have arrived from an actor."""
+
+    actor: CalledActor
+    items: list[Result]
+
+
 Event: TypeAlias = (
     Scheduled
     | PackingFailed
@@ -142,6 +203,14 @@ Event: TypeAlias = (
     | BulkArrived
     | BulkUnreachable
     | KeptDropped
+    | ActorMade
+    | ActorWatched
+    | HandlesDropped
+    | ActorKilled
+    | ActorSought
+    | ActorConnected
+    | ActorDisconnected
+    | CallsEnded
     | Heard
     | Ticked
 )
@@ -252,6 +321,52 @@ class WorkBegun:
     works: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectActor:
+    """Connect to the process of an actor, at its present address."""
+
+    actor: CalledActor
+
+
+@dataclass(frozen=True, slots=True)
+class DisconnectActor:
+    """End the connection to the process of an actor."""
+
+    actor: CalledActor
+
+
+@dataclass(frozen=True, slots=True)
+class SendCalls:
+    """Send these calls to an actor, in this order."""
+
+    actor: CalledActor
+    calls: list[MethodCall]
+
+
+@dataclass(frozen=True, slots=True)
+class SendToActor:
+    """Send a message to an actor."""
+
+    actor: CalledActor
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class ActorReported:
+    """The state of an actor has changed, for this reason."""
+
+    actor: CalledActor
+    state: ActorState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSearched:
+    """The dispatcher has answered a search by name."""
+
+    answer: ActorFound
+
+
 Effect: TypeAlias = (
     Send
     | SubmitWork
@@ -265,4 +380,10 @@ Effect: TypeAlias = (
     | RoomMade
     | MembersChanged
     | WorkBegun
+    | ConnectActor
+    | DisconnectActor
+    | SendCalls
+    | SendToActor
+    | ActorReported
+    | ActorSearched
 )

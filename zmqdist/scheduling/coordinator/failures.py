@@ -52,6 +52,8 @@ class Failure:
                 return errors.WorkerLost(name, payload)
             case ends.UNAVAILABLE:
                 return errors.UnavailableError(f"{name}: {payload.decode()}")
+            case ends.ACTOR_LOST:
+                return errors.ActorLostError(name, *payload)
             case ends.INPUT_FAILED:
                 return errors.ClosureInputError(payload.exception())
             case ends.TIMED_OUT:

@@ -86,6 +86,8 @@ from zmqdist.messages import (
     SAID_GOODBYE,
     SUBMISSION_SHIFT,
     VALUE,
+    ActorChanged,
+    ActorFound,
     Begun,
     CancelWork,
     CoordinatorRegistered,
@@ -103,9 +105,17 @@ from zmqdist.messages import (
     Workers,
 )
 from zmqdist.scheduling.coordinator.affinity import WorkerAffinity
+from zmqdist.scheduling.coordinator.called_actors import CalledActors
 from zmqdist.scheduling.coordinator.coordinator_events import (
+    ActorConnected,
+    ActorDisconnected,
+    ActorKilled,
+    ActorMade,
+    ActorSought,
+    ActorWatched,
     BulkArrived,
     BulkUnreachable,
+    CallsEnded,
     CancelRequested,
     CoordinatorRefused,
     DispatcherDown,
@@ -118,6 +128,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     Free,
     FunctionsDefined,
     FunctionsDropped,
+    HandlesDropped,
     KeepInput,
     KeptDropped,
     PackingFailed,
@@ -134,6 +145,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
 )
 from zmqdist.scheduling.coordinator.options import PLAIN, WorkOptions
 from zmqdist.scheduling.coordinator.work import (
+    ACTOR_LOST,
     AT_DISPATCHER,
     ATTEMPTED,
     AWAITING_RESULT,
@@ -146,6 +158,7 @@ from zmqdist.scheduling.coordinator.work import (
     UNAVAILABLE,
     UNFINISHED,
     KeptAt,
+    MethodCall,
     State,
     Work,
 )
@@ -256,6 +269,7 @@ class CoordinatorMachine:
         self._resolved: list[tuple[Work, int, Any]] = []
         self._failures: set[Work] = set()
         self._cancels: list[tuple[int, int]] = []
+        self.actors = CalledActors(self)
         self._keeps: list[tuple[int, int]] = []
         self._receipts: list[tuple[int, int]] = []
         self._unused: list[int] = []
@@ -272,7 +286,11 @@ class CoordinatorMachine:
         """Return whether the work item still waits for the bulk result of this attempt. Any thread
         may call this."""
         work = self.works.get(number)
-        return work is not None and work.state is State.FETCHING and work.attempt == attempt
+        return (
+            work is not None
+            and (work.state is State.FETCHING or work.state is State.RECEIVING)
+            and work.attempt == attempt
+        )
 
     @property
     def queued(self) -> int:
@@ -291,6 +309,8 @@ class CoordinatorMachine:
         else:
             since = self.without_cluster_since
             first = None if since is None else since + self._lost_limit_s
+        if (news_until := self.actors.deadline) is not None:
+            first = news_until if first is None else min(first, news_until)
         while self._due:
             until, _, work = self._due[0]
             if work.state in UNFINISHED and work.with_extra().value_attempt < 0:
@@ -319,7 +339,8 @@ class CoordinatorMachine:
                 if self.wants(number, attempt):
                     work = self.works[number]
                     self._end_attempt(work, attempt, VALUE, payload)
-                self._receipts.append((number, attempt))
+                if not self.actors.received(number):
+                    self._receipts.append((number, attempt))
             case FunctionsDefined(functions):
                 self._functions.update(functions)
                 self._define(functions)
@@ -338,8 +359,13 @@ class CoordinatorMachine:
                 if number == self.round:
                     self._end_round()
             case BulkUnreachable(number, attempt, problem):
+                is_of_call = self.actors.received(number)
                 if self.wants(number, attempt):
-                    self._finish(self.works[number], UNAVAILABLE, problem.encode(), abandon=True)
+                    if is_of_call:
+                        self._finish(self.works[number], ACTOR_LOST, (problem, True))
+                    else:
+                        reason = problem.encode()
+                        self._finish(self.works[number], UNAVAILABLE, reason, abandon=True)
             case KeptDropped(numbers):
                 for number in numbers:
                     self._value_dropped(number)
@@ -359,6 +385,22 @@ class CoordinatorMachine:
                 )
             case DispatcherDown():
                 self._disconnected(for_good=False)
+            case CallsEnded(actor, items):
+                self.actors.results(actor, items)
+            case ActorMade(actor):
+                self.actors.made(actor)
+            case ActorWatched(actor):
+                self.actors.watched(actor)
+            case HandlesDropped(numbers):
+                self.actors.handles_dropped(numbers)
+            case ActorKilled(actor_number, reason):
+                self.actors.killed(actor_number, reason)
+            case ActorSought(request, name):
+                self.actors.find(request, name)
+            case ActorConnected(actor):
+                self.actors.connected(actor)
+            case ActorDisconnected(actor, problem):
+                self.actors.disconnected(actor, problem, now)
             case CoordinatorRefused(error):
                 self._refused(error)
             case PackingFailed(work, error):
@@ -366,10 +408,14 @@ class CoordinatorMachine:
                 work.move(FAILED)
             case Ticked():
                 self._tick()
-        while self._followups or (self._value_was_lost and not self.ending):
+        while True:
+            if self.actors.send_calls():
+                continue
             if self._value_was_lost and not self.ending:
                 self._return_to_waiting()
                 continue
+            if not self._followups:
+                break
             work, succeeded = self._followups.popleft()
             if succeeded is not None:
                 self._input_ended(work, succeeded)
@@ -470,6 +516,7 @@ class CoordinatorMachine:
 
     def _leave(self, work: Work, state: State, *, abandon: bool = False) -> None:
         """Forget a work item that has ended. `abandon` as in `_finish`."""
+        before = work.state
         if abandon and self.registered and work.state in AT_DISPATCHER:
             self._cancels.append((work.number, work.attempt))
             state = State.ABANDONED
@@ -480,7 +527,10 @@ class CoordinatorMachine:
                 self._cancels.append((work.number, work.attempt))
             del self.works[work.number]
         self._move(work, state)
-        self._release_function(work.function)
+        if isinstance(work, MethodCall):
+            self.actors.left(work, before)
+        else:
+            self._release_function(work.function)
         if work.extra is not None:
             # they hold other records and their values
             work.extra.inputs, work.extra.used = (), NO_USED
@@ -507,6 +557,11 @@ class CoordinatorMachine:
         plain = 0
         for work in works:
             records[work.number] = work
+            if type(work) is MethodCall:
+                if work.extra is not None and work.extra.until is not None:
+                    heapq.heappush(self._due, (work.extra.until, work.number, work))
+                self.actors.schedule(work)
+                continue
             function = work.function
             uses[function] = uses.get(function, 0) + 1
             extra = work.extra
@@ -619,7 +674,7 @@ class CoordinatorMachine:
                 extra.used = {
                     source: source.attempt for source in extra.inputs if source.state is State.KEPT
                 }
-            self._move(work, QUEUED)
+            self._move(work, State.HELD if isinstance(work, MethodCall) else QUEUED)
 
     def _return_to_waiting(self) -> None:
         """Have queued work wait for the inputs that were lost since it was queued (P22)."""
@@ -864,6 +919,10 @@ class CoordinatorMachine:
                     self._round_ended()
             case Workers(count):
                 self._count_workers(count)
+            case ActorChanged():
+                self.actors.changed(message)
+            case ActorFound():
+                self.actors.found(message)
 
     def _begun(self, items: list[tuple[int, int]]) -> None:
         numbers: list[int] = []
@@ -896,6 +955,7 @@ class CoordinatorMachine:
                 self._unsent_detached += work.is_detached
         self._define(list(self._functions.items()))
         self._forget_everywhere()
+        self.actors.dispatcher_registered()
         if self.ending:
             self._send(EndRound(self.wire_round, self._cancel_grace_s))
 
@@ -959,6 +1019,7 @@ class CoordinatorMachine:
             _, _, work = heapq.heappop(self._due)
             if work.state in UNFINISHED and work.with_extra().value_attempt < 0:
                 self._finish(work, TIMED_OUT, abandon=True)
+        self.actors.tick(self._now)
         since = self.without_cluster_since
         if self._without_cluster_since is None:
             self._give_up_missed()
@@ -982,6 +1043,7 @@ class CoordinatorMachine:
         for work in list(self.works.values()):
             if work.state in ATTEMPTED:
                 self._finish(work, UNAVAILABLE, problem, abandon=work.is_detached)
+        self.actors.give_up(problem)
         if self.ending:
             self._round_ended()
         else:

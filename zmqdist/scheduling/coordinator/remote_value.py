@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import os
 import threading
-from _thread import allocate_lock, get_ident
+from _thread import allocate_lock
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
@@ -72,10 +72,12 @@ class Packing:
       inputs: the RemoteValues found in these arguments, by work number.
       by_reference: whether each RemoteValue is packed as a reference to its kept value, because the
         packed call cannot wait for inputs.
+      of_calls: that of calls of actors, which may be packed while another thread schedules.
     """
 
-    def __init__(self, mark: bytes) -> None:
+    def __init__(self, mark: bytes, of_calls: Packing | None = None) -> None:
         self.mark = mark
+        self.of_calls = of_calls or self
         self.unpacking = threading.RLock()
         self.thread: int | None = None
         self.uses: list[Any] = []
@@ -96,6 +98,8 @@ class ValueOwner(Protocol):
     callbacks: Callbacks
     settling: Callbacks
     result_fetcher: ResultFetcher
+
+    def packing_here(self) -> Packing | None: ...
 
     def request(self, event: Callable[[list[int]], Event], number: int) -> None: ...
 
@@ -164,20 +168,21 @@ class RemoteValue(NotAFuture, Generic[T_co]):
     def __reduce__(self) -> Any:
         """Pickle a placeholder for the value. The worker that unpickles the placeholder gets the
         value in its place."""
-        if self._owner.packing.thread != get_ident():
+        packing = self._owner.packing_here()
+        if packing is None:
             raise RemoteValueNotAllowed(
                 "a RemoteValue can only be given to functions of its own coordinator: give them "
                 "its result()"
             )
-        if not self._owner.packing.by_reference:
-            self._owner.packing.inputs[self.work] = self
+        if not packing.by_reference:
+            packing.inputs[self.work] = self
             return remote_results.input_value, (self.work, self.name)
         if self._work.kind != KEPT:
             raise RemoteValueNotAllowed(
                 "only a RemoteValue of keep=True that has ended can be given to all workers: give "
                 "them its result()"
             )
-        self._owner.packing.uses.append(self)
+        packing.uses.append(self)
         return remote_results.kept_value, (self._work.outcome.reference, self.name)
 
     @property

@@ -21,6 +21,7 @@ import os
 import secrets
 import socket
 import threading
+from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import closing
@@ -37,6 +38,7 @@ from zmqdist.messages import (
     ERROR,
     KEPT,
     SAID_GOODBYE,
+    ActorFound,
     DescribeWork,
     Goodbye,
     Message,
@@ -47,12 +49,16 @@ from zmqdist.messages import (
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.coordinator import metrics
+from zmqdist.scheduling.coordinator.actor_connections import ActorConnections
 from zmqdist.scheduling.coordinator.affinity import Joined, Left, MembersChanged
 from zmqdist.scheduling.coordinator.coordinator_events import (
+    ActorSearched,
     BulkArrived,
     BulkUnreachable,
     CancelRequested,
+    ConnectActor,
     CoordinatorRefused,
+    DisconnectActor,
     DispatcherDown,
     DispatcherUp,
     Effect,
@@ -71,6 +77,8 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     RoundRefused,
     RoundSettled,
     Scheduled,
+    SendCalls,
+    SendToActor,
     SubmitWork,
     WorkBegun,
 )
@@ -91,6 +99,7 @@ from zmqdist.scheduling.coordinator.work import (
     NO_PACKED,
     TIMED_OUT,
     Extra,
+    MethodCall,
     Work,
 )
 from zmqdist.scheduling.coordinator.work_names import described
@@ -155,6 +164,7 @@ class Progress:
     Attributes:
       scheduled, resolved, rounds_ended: the number of scheduled work items, of those that have
         ended, and of rounds that have ended. They do not count detached work.
+      heap_grown: whether so much work was unfinished that the heap is trimmed once all has ended.
       waiting, waiting_for_room: the number of threads that wait on `changed`, and the number of
         those that wait for room in the queue.
     """
@@ -162,6 +172,7 @@ class Progress:
     def __init__(self) -> None:
         self.scheduled = self.resolved = self.rounds_ended = 0
         self.waiting = self.waiting_for_room = 0
+        self.heap_grown = False
 
     @property
     def unfinished(self) -> int:
@@ -175,12 +186,14 @@ class Listeners:
       watchers: called when workers join or leave.
       on_begun: called with the work that has begun, if the coordinator has no rounds.
       names_of_resources: returns the names of the per-worker resources.
+      on_actor_found: called with the answer to a search for an actor.
     """
 
     def __init__(self) -> None:
         self.watchers: list[Watcher] = []
         self.on_begun: Callable[[list[int]], object] = lambda works: None
         self.names_of_resources: Callable[[], list[str]] = list
+        self.on_actor_found: Callable[[ActorFound], object] = lambda answer: None
 
 
 class CoordinatorRuntime:
@@ -222,7 +235,7 @@ class CoordinatorRuntime:
         rounds: bool,
         width: int | None = None,
     ) -> None:
-        self.target, self.packing = target, Packing(target.form.mark)
+        self.target, self.packing = target, Packing(target.form.mark, Packing(target.form.mark))
         self.schedule_lock, self.lock = threading.Lock(), threading.Lock()
         self.changed = threading.Condition(self.lock)
         self.progress, self.listeners = Progress(), Listeners()
@@ -234,8 +247,6 @@ class CoordinatorRuntime:
         self.outbox: list[Work] = []
         self._requests: deque[tuple[Callable[[list[int]], Event], int]] = deque()
         self.queue = QueueBounds(queue_max, queue_bytes_max, lambda bulk: self.store.size_of(bulk))
-        self._heap_grown = False
-        """Whether so much work was unfinished that the heap is trimmed once all has ended."""
         self.callbacks, self.settling = Callbacks(), Callbacks("zmqdist-settling")
         self._loop = Loop("zmqdist-coordinator")
         incarnation = secrets.randbits(62) | 1
@@ -319,6 +330,25 @@ class CoordinatorRuntime:
             self.queue.room -= 1
         self.outbox.append(work)
         return value
+
+    def enqueue_call(self, call: MethodCall, extra: Extra | None) -> RemoteValue:
+        """Hand in a call of an actor, as `enqueue`."""
+        call.extra = extra
+        value = RemoteValue(self, call)
+        with self.lock:
+            self.check_open()
+            if not self.outbox:
+                self._loop.call_soon(self._drain)
+            self.outbox.append(call)
+        return value
+
+    def packing_here(self) -> Packing | None:
+        """Return the Packing with which this thread is packing arguments; None if it is not."""
+        thread = get_ident()
+        for packing in (self.packing, self.packing.of_calls):
+            if packing.thread == thread:
+                return packing
+        return None
 
     def copy_inputs(self, extra: Extra) -> None:
         """Pack each input whose result is in this process, in its present state.
@@ -474,6 +504,9 @@ class CoordinatorRuntime:
             on_down=lambda: self._handle(DispatcherDown()),
             on_refused=self._refused,
         )
+        self._actors = ActorConnections(
+            loop, credentials, our_hello("coordinator", incarnation, name), self._handle
+        )
         self.absence = UnreachableLog(loop, self.machine, self._dealer)
 
     def _connected(self, _hello: Hello) -> None:
@@ -595,6 +628,16 @@ class CoordinatorRuntime:
                     self._round_refused(
                         Failure(ERROR, error, "", self.target.form.safe_only), for_good
                     )
+                case SendCalls(actor, calls):
+                    self._actors.send_calls(actor, calls, self._pack)
+                case SendToActor(actor, message):
+                    self._actors.send(actor, message)
+                case ConnectActor(actor):
+                    self._actors.connect(actor)
+                case DisconnectActor(actor):
+                    self._actors.disconnect(actor)
+                case ActorSearched(answer):
+                    self.listeners.on_actor_found(answer)
                 case WorkBegun(works):
                     self.listeners.on_begun(works)
                 case RoomMade():
@@ -652,6 +695,8 @@ class CoordinatorRuntime:
                     if kind != KEPT or not payload.lineage:
                         released += (extra.input_values, extra.uses)
                         self._free(work)
+                elif type(work) is MethodCall:
+                    resolved -= 1  # as detached work, which has an Extra
                 if failures and work in failures:
                     self.failures.add(work.number, Failure(kind, payload, work.name, safe_only))
                 # if the program has dropped the RemoteValue, nothing reads the outcome
@@ -676,9 +721,9 @@ class CoordinatorRuntime:
         released.clear()  # without the lock, because finalizers of the program may run
         unfinished = self.machine.unfinished
         if unfinished >= TRIM_WORTH_ITEMS:
-            self._heap_grown = True
-        elif self._heap_grown and not unfinished:
-            self._heap_grown = False
+            self.progress.heap_grown = True
+        elif self.progress.heap_grown and not unfinished:
+            self.progress.heap_grown = False
             trim_heap()
         for waiter in waiters:
             waiter.release()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from _thread import get_ident
 from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, TypeVar, overload
 
@@ -14,6 +15,7 @@ from zmqdist import errors
 from zmqdist.clock import deadline, left
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.field_types import did_you_mean
+from zmqdist.scheduling.coordinator.actors import ActorHandle, Actors
 from zmqdist.scheduling.coordinator.failures import with_failures
 from zmqdist.scheduling.coordinator.options import NO_OPTIONS, PlanOptions, WorkOptions
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, unwrapped
@@ -41,6 +43,15 @@ class TaskOptions(TypedDict, total=False):
     timeout: float | None
     keep: bool
     lineage: bool
+    lifetime: str | None
+    restarts: int
+    concurrency: int | None
+
+
+OF_ACTORS: Final = frozenset({"lifetime", "restarts", "concurrency"})
+"""The options that only actors have."""
+OF_BOTH: Final = frozenset({"name", "worker"})
+"""The options of functions that actors have, too."""
 
 
 class FunctionSnapshot:
@@ -111,6 +122,7 @@ class Scheduler(Protocol):
     """The attributes of a ClusterCoordinator that a Submitter uses."""
 
     _runtime: CoordinatorRuntime
+    _actors: Actors
 
     def _schedule(
         self,
@@ -139,7 +151,15 @@ class Submitter:
     'halve'
     """
 
-    __slots__ = ("_coordinator", "_keep", "_name", "_options", "_plan_options", "_settings")
+    __slots__ = (
+        "_coordinator",
+        "_keep",
+        "_name",
+        "_of_actors",
+        "_options",
+        "_plan_options",
+        "_settings",
+    )
 
     def __init__(self, coordinator: Scheduler, settings: TaskOptions) -> None:
         options = list(TaskOptions.__annotations__)
@@ -160,6 +180,7 @@ class Submitter:
             settings.get("retries", 0), settings.get("timeout"), lineage
         )
         self._keep = settings.get("keep", False) or lineage
+        self._of_actors = ", ".join(settings.keys() & OF_ACTORS)
 
     def __repr__(self) -> str:
         return f"<{', '.join(f'{option}={value!r}' for option, value in self._settings.items())} of {self._coordinator!r}>"
@@ -187,12 +208,27 @@ class Submitter:
         >>> coordinator.options(retries=2).submit(abs, -3).result()
         3
         """
+        if self._of_actors:
+            raise ValueError(f"submit() runs a function: it has no use for {self._of_actors}")
         plan_options = self._plan_options
         if plan_options.timeout is not None:
             plan_options = replace(plan_options, until=deadline(plan_options.timeout))
         return self._coordinator._schedule(
             fn, args, kwargs, self._keep, self._options, plan_options, self._name
         )
+
+    def actor(self, cls: type, /, *args: Any, **kwargs: Any) -> ActorHandle:
+        """Make an actor, as `ClusterCoordinator.actor` does, with the options.
+
+        >>> coordinator.options(worker=1).actor(set).union([3]).result()
+        {3}
+        """
+        self._check(OF_BOTH | OF_ACTORS, "actor() makes an actor")
+        return self._coordinator._actors.make(cls, args, kwargs, self._settings)
+
+    def _check(self, options: AbstractSet[str], caller: str) -> None:
+        for option in self._settings.keys() - options:
+            raise ValueError(f"{caller}: it has no use for the option {option}")
 
     def map(self, fn: Callable[..., T], *iterables: Iterable[Any]) -> list[RemoteValue[T]]:
         """Run `fn` for the items of the iterables, as `ClusterCoordinator.map` does, with the
@@ -216,11 +252,9 @@ class Submitter:
 
         Raises ValueError if one of them is not `name`, `priority` or `timeout`.
         """
-        for option in self._settings.keys() - {"name", "priority", "timeout"}:
-            raise ValueError(
-                f"run() calls the function once on every worker: it has no use for the option "
-                f"{option}"
-            )
+        self._check(
+            {"name", "priority", "timeout"}, "run() calls the function once on every worker"
+        )
         name = self._name or describe(fn)
 
         # The calls belong to no round, so an error of one neither ends the others nor fails a later

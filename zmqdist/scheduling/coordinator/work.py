@@ -9,12 +9,14 @@ machine.
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from zmqdist.errors import LostStart
-from zmqdist.messages import SUBMISSION_SHIFT
+from zmqdist.messages import SUBMISSION_SHIFT, ActorSpec
 from zmqdist.scheduling.coordinator.options import PLAIN, WorkOptions
+from zmqdist.scheduling.shared.actors import ActorState
 from zmqdist.transitions import enter
 
 LOST: Final = 10
@@ -27,6 +29,8 @@ INPUT_FAILED: Final = 12
 """A way in which work ends: an input has failed."""
 TIMED_OUT: Final = 13
 """A way in which work ends: its `until` has passed."""
+ACTOR_LOST: Final = 14
+"""A way in which a call of an actor ends: the actor, or its process, has ended."""
 
 
 class State(enum.IntEnum):
@@ -46,6 +50,12 @@ class State(enum.IntEnum):
     """The dispatcher was asked to cancel it."""
     FETCHING = enum.auto()
     """Its large result is on the way to this process."""
+    HELD = enum.auto()
+    """A call of an actor that waits for its turn, or until the actor can be called."""
+    CALLING = enum.auto()
+    """The call was sent to the actor."""
+    RECEIVING = enum.auto()
+    """The large result of the call is on the way to this process."""
     KEPT = enum.auto()
     """A worker keeps its value."""
     VALUE_LOST = enum.auto()
@@ -68,8 +78,11 @@ _RESULTS: Final = ENDED | {
 }
 
 TRANSITIONS: Final[Mapping[State, frozenset[State]]] = {
-    State.NEW: frozenset({State.WAITING, State.QUEUED, State.FAILED}),
-    State.WAITING: ENDED | {State.QUEUED, State.VALUE_LOST},
+    State.NEW: frozenset({State.WAITING, State.QUEUED, State.HELD, State.FAILED}),
+    State.WAITING: ENDED | {State.QUEUED, State.HELD, State.VALUE_LOST},
+    State.HELD: frozenset({State.CALLING, State.FAILED}),
+    State.CALLING: ENDED | {State.RECEIVING},
+    State.RECEIVING: ENDED,
     State.QUEUED: ENDED | {State.SUBMITTED, State.WAITING, State.VALUE_LOST},
     State.SUBMITTED: _RESULTS | {State.TAKING_BACK, State.CANCELLING, State.ABANDONED},
     State.TAKING_BACK: _RESULTS | {State.SUBMITTED, State.CANCELLING, State.ABANDONED},
@@ -86,7 +99,7 @@ AT_DISPATCHER: Final = frozenset({State.SUBMITTED, State.TAKING_BACK, State.CANC
 """The dispatcher has the work and owes its result."""
 AWAITING_RESULT: Final = AT_DISPATCHER | {State.FETCHING}
 ATTEMPTED: Final = AWAITING_RESULT | {State.QUEUED}
-UNFINISHED: Final = ATTEMPTED | {State.WAITING}
+UNFINISHED: Final = ATTEMPTED | {State.WAITING, State.HELD, State.CALLING, State.RECEIVING}
 
 
 NO_WORKS: Final[set[Any]] = frozenset()  # type: ignore[assignment]
@@ -187,6 +200,75 @@ class Work:
     def lost_starts(self) -> tuple[LostStart, ...]:
         """The lost starts of the present attempt."""
         return () if self.extra is None else self.extra.lost_starts
+
+
+class CalledActor:
+    """An actor that this program calls.
+
+    Attributes:
+      spec: what the actor is, if this coordinator owns it or has made it; None otherwise.
+      state, incarnation, restarts_left, worker, reason: as the dispatcher has last said.
+      address, key: where the present incarnation is called.
+      is_connected: whether there is a connection to it.
+      queue: the calls that were not sent, in order; among them may be some that have ended.
+      calling: the calls that were sent and have not ended, by number.
+      receiving: the number of large results that are on the way.
+      news_until: the time at which the calls that were sent end, because the connection was lost.
+      is_dropped: whether the program holds no handle.
+    """
+
+    __slots__ = (
+        "address",
+        "calling",
+        "calling_bytes",
+        "cls",
+        "error",
+        "incarnation",
+        "is_connected",
+        "is_dropped",
+        "key",
+        "news_until",
+        "number",
+        "queue",
+        "reason",
+        "receiving",
+        "restarts_left",
+        "spec",
+        "state",
+        "was_created",
+        "worker",
+    )
+
+    def __init__(self, number: int, cls: str, spec: ActorSpec | None = None) -> None:
+        self.number, self.cls, self.spec = number, cls, spec
+        self.state = ActorState.PENDING
+        self.incarnation, self.restarts_left = 0, -1
+        self.address = self.worker = self.reason = ""
+        self.key = self.error = b""
+        self.is_connected = self.is_dropped = self.was_created = False
+        self.queue: deque[MethodCall] = deque()
+        self.calling: dict[int, MethodCall] = {}
+        self.calling_bytes = self.receiving = 0
+        self.news_until: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<actor {self.cls} {self.state.name} {self.incarnation}>"
+
+
+class MethodCall(Work):
+    """A call of an actor's method. It belongs to no round."""
+
+    __slots__ = ("actor", "method")
+
+    def __init__(
+        self, number: int, actor: CalledActor, method: str, payload: bytes, alive: object = True
+    ) -> None:
+        super().__init__(number, 0, f"{actor.cls}.{method}", payload, alive)
+        self.actor, self.method = actor, method
+
+    @property
+    def is_detached(self) -> bool:
+        return True
 
 
 class Extra:

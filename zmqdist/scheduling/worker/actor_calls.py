@@ -8,13 +8,11 @@ after the first of them if a later call runs for longer.
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
-import inspect
 import queue
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from zmqdist import clock as time
 from zmqdist import errors
@@ -30,6 +28,7 @@ from zmqdist.messages import (
     CancelActorCalls,
     ResultReceived,
 )
+from zmqdist.scheduling.shared.actors import is_async
 from zmqdist.scheduling.shared.references import PartsFetcher, decode_reference, encode_reference
 from zmqdist.scheduling.shared.store import BulkStore
 from zmqdist.scheduling.worker.actor_calls_machine import ActorCall, ActorCallQueue, CallState
@@ -37,6 +36,9 @@ from zmqdist.scheduling.worker.function_call import run, run_method
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Peer, Router
 from zmqdist.wire import trusted
+
+if TYPE_CHECKING:
+    import asyncio
 
 CALLERS: Final = frozenset({"submit"})
 """The roles that may call an actor, and fetch its large results."""
@@ -162,6 +164,8 @@ class ActorCalls:
         started."""
         methods = _Methods(instance, self._spec.cls, fetcher)
         if is_async(type(instance)):
+            import asyncio  # here, because it is slow to import, and most actors do not need it
+
             asyncio.run(self._run_async(methods))
         else:
             self._run_in_order(methods)
@@ -193,6 +197,8 @@ class ActorCalls:
         self._loop.run(self._flush)
 
     async def _run_async(self, methods: _Methods) -> None:
+        import asyncio
+
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         tasks: dict[ActorCall, asyncio.Task[None]] = {}
 
@@ -237,15 +243,6 @@ class ActorCalls:
             except Exception as error:
                 kind, payload = ERROR, trusted.pack_error(error)
         self._outcomes.append((call, kind, payload))
-
-
-def is_async(cls: type) -> bool:
-    """Return whether a class has `async` methods, so that its calls run in an event loop."""
-    return any(
-        inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
-        for name, method in inspect.getmembers(cls)
-        if not name.startswith("_")
-    )
 
 
 class _Methods:

@@ -1,0 +1,366 @@
+"""Actors for programs: `ActorHandle`, whose methods are calls, and `Actors`, which makes and finds
+actors for one coordinator. `ClusterCoordinator.actor` has the rules for users."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import threading
+import weakref
+from _thread import get_ident
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from zmqdist import errors
+from zmqdist.clock import deadline, seconds
+from zmqdist.field_types import did_you_mean
+from zmqdist.messages import ActorFound, ActorSpec
+from zmqdist.scheduling.coordinator.coordinator_events import (
+    ActorKilled,
+    ActorMade,
+    ActorSought,
+    ActorWatched,
+    HandlesDropped,
+)
+from zmqdist.scheduling.coordinator.options import WorkOptions, whole, worker_name
+from zmqdist.scheduling.coordinator.remote_value import RemoteValue, unwrapped, work_of
+from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
+from zmqdist.scheduling.coordinator.work import CalledActor, Extra, MethodCall
+from zmqdist.scheduling.shared import actors as shared
+from zmqdist.scheduling.shared.actors import is_async, method_kinds
+from zmqdist.wire import trusted
+
+CONCURRENCY: Final = 1000
+"""The calls of `async` methods that run at a time, unless `concurrency` says otherwise."""
+
+FIND_S: Final = 60.0
+"""Seconds for which `get_actor` waits for the dispatcher, which may be in its first lease."""
+
+CALL_OPTIONS: Final = WorkOptions(detached=True)
+
+
+class _Held:
+    """What all handles of one actor in this process share. When the last of them is dropped, the
+    coordinator's machine hears of it."""
+
+    __slots__ = ("__weakref__", "actors", "alive", "called")
+
+    def __init__(self, actors: Actors, called: CalledActor) -> None:
+        self.actors, self.called = actors, called
+        self.alive = actors.alive
+
+    def __del__(self) -> None:
+        self.actors.runtime.request(HandlesDropped, self.called.number)
+
+
+class ActorHandle:
+    """A handle of an actor: each method call returns a RemoteValue, which is also awaitable.
+
+    >>> class Counter:
+    ...     def __init__(self, start):
+    ...         self.count = start
+    ...     def add(self, number):
+    ...         self.count += number
+    ...         return self.count
+    >>> counter = coordinator.actor(Counter, 1)
+    >>> counter.add(2).result()
+    3
+
+    Calls of one program run in the order in which it makes them. A handle may be an argument, a
+    result or captured, also of other actors, and any thread may use it.
+    """
+
+    __slots__ = ("_held", "_methods")
+
+    def __init__(self, held: _Held, methods: dict[str, int]) -> None:
+        self._held, self._methods = held, methods
+
+    def __getattr__(self, name: str) -> ActorMethod:
+        if name.startswith("_") or name not in self._methods:
+            cls = self._held.called.cls
+            raise AttributeError(
+                f"the actor {cls} has no method {name}: {did_you_mean(name, list(self._methods))}"
+            )
+        return ActorMethod(self, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted(self._methods)
+
+    def __repr__(self) -> str:
+        called = self._held.called
+        state = called.state.name.lower()
+        return f"<actor {called.cls}: {state}{f', {called.worker}' if called.worker else ''}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ActorHandle) and other._held.called.number == self._number
+
+    def __hash__(self) -> int:
+        return hash(self._number)
+
+    @property
+    def _number(self) -> int:
+        return self._held.called.number
+
+    def __reduce__(self) -> Any:
+        actors = self._held.actors
+        packing = actors.runtime.packing_here()
+        if packing is not None:
+            packing.uses.append(self)  # unfinished work that carries a handle keeps the actor
+        called = self._held.called
+        return actors.restore, (
+            called.number,
+            called.cls,
+            self._methods,
+            actors.runtime.target.address,
+        )
+
+
+class ActorMethod:
+    """A method of an actor. `options(timeout=, name=)` returns the same method with options: the
+    seconds after which a call ends with DeadlineExceededError, and a name for errors."""
+
+    __slots__ = ("_handle", "_label", "_name", "_timeout")
+
+    def __init__(
+        self,
+        handle: ActorHandle,
+        name: str,
+        timeout: float | None = None,
+        label: str | None = None,
+    ) -> None:
+        self._handle, self._name, self._timeout, self._label = handle, name, timeout, label
+
+    def __call__(self, *args: Any, **kwargs: Any) -> RemoteValue[Any]:
+        held = self._handle._held
+        return held.actors.call(held, self._name, args, kwargs, self._timeout, self._label)
+
+    def options(self, *, timeout: float | None = None, name: str | None = None) -> ActorMethod:
+        return ActorMethod(self._handle, self._name, seconds(timeout), name)
+
+    def __repr__(self) -> str:
+        return f"<method {self._name} of {self._handle!r}>"
+
+
+open_actors: weakref.WeakSet[Actors] = weakref.WeakSet()
+"""Those of all coordinators of this process."""
+
+
+class Actors:
+    """The actors of one coordinator.
+
+    Args:
+      works: the numbers of the coordinator's work items.
+      alive: keeps the coordinator open while the program holds a handle.
+      restore: what a pickled handle calls in the process that unpickles it.
+    """
+
+    def __init__(
+        self,
+        runtime: CoordinatorRuntime,
+        works: itertools.count[int],
+        alive: object,
+        restore: Callable[..., ActorHandle],
+    ) -> None:
+        self.runtime, self.alive, self.restore = runtime, alive, restore
+        self._works = works
+        self._requests = itertools.count(1)
+        self._searches: dict[int, tuple[threading.Event, list[ActorFound]]] = {}
+        self._held: weakref.WeakValueDictionary[int, _Held] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+        runtime.listeners.on_actor_found = self._found
+        open_actors.add(self)
+
+    def serves(self, dispatcher: str) -> bool:
+        """Return whether this process may use the coordinator for an actor of this dispatcher."""
+        runtime = self.runtime
+        return (
+            runtime.target.address == dispatcher
+            and not runtime.closed
+            and runtime.pid == os.getpid()
+        )
+
+    # -- making and finding ------------------------------------------------------------------------
+
+    def make(
+        self,
+        cls: type,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Mapping[str, Any],
+        group: tuple[int, int, int] = (0, 0, 1),
+    ) -> ActorHandle:
+        """Make an actor, as `ClusterCoordinator.actor` describes it."""
+        if not isinstance(cls, type):
+            raise TypeError(f"actor() takes a class, not {cls!r:.200}")
+        spec = self._checked(cls, options)
+        runtime = self.runtime
+        with self._lock:
+            runtime.check_open()
+            packed, _, inputs = self._packed(trusted.pack, (cls, args, kwargs))
+            if inputs:
+                raise errors.InvalidArgumentError(
+                    f"a RemoteValue is among the arguments of the actor {cls.__name__}, which is "
+                    f"made at once: pass its result()"
+                )
+            if isinstance(packed, list):
+                packed = self._held_call(packed, detached=not spec.owner)
+            methods = method_kinds(cls)
+            spec = replace(
+                spec,
+                call=runtime.packing.mark + packed,
+                methods=methods,
+                group=group[0],
+                rank=group[1],
+                size=group[2],
+            )
+            called = CalledActor(spec.actor, spec.cls, spec)
+            runtime.post_event(ActorMade(called))
+            return self._handle(called, methods)
+
+    def _held_call(self, parts: list[Any], *, detached: bool) -> bytes:
+        """Return a reference to a large class or arguments, which this process holds while the
+        actor may be started."""
+        if detached:
+            size = sum(memoryview(part).nbytes for part in parts)
+            raise errors.InvalidArgumentError(
+                f"the arguments of a detached actor have {size} bytes, which its program would have "
+                f"to hold: have a method fetch or receive them"
+            )
+        reference, _ = self.runtime.hold(parts)
+        return reference
+
+    def _checked(self, cls: type, options: Mapping[str, Any]) -> ActorSpec:
+        name, lifetime = options.get("name"), options.get("lifetime")
+        if lifetime not in (None, "detached"):
+            raise ValueError(f'lifetime is {lifetime!r:.100}, wants "detached" or None')
+        if lifetime and not name:
+            raise ValueError("a detached actor needs a name, by which other programs find it")
+        restarts = whole("restarts", options.get("restarts", 0))
+        if restarts < 0:
+            raise ValueError(f"restarts is {restarts}, wants 0 or more")
+        concurrency = options.get("concurrency")
+        if concurrency is not None and whole("concurrency", concurrency) < 1:
+            raise ValueError(f"concurrency is {concurrency}, wants 1 or more")
+        if concurrency is not None and concurrency > 1 and not is_async(cls):
+            raise ValueError(
+                f"concurrency is {concurrency}, but {cls.__name__} has no `async def` method: its "
+                f"calls run one after the other"
+            )
+        worker = options.get("worker")
+        return ActorSpec(
+            secrets.randbits(62) | 1,
+            cls.__name__,
+            b"",
+            0 if lifetime else self.runtime.machine.coordinator,
+            name or "",
+            "" if worker is None else worker_name(worker),
+            restarts,
+            concurrency or (CONCURRENCY if is_async(cls) else 1),
+        )
+
+    def handle(self, number: int, cls: str, methods: dict[str, int]) -> ActorHandle:
+        """Return a handle of an actor that exists already."""
+        held = self._held.get(number)
+        if held is not None:
+            return ActorHandle(held, methods)
+        called = CalledActor(number, cls)
+        self.runtime.post_event(ActorWatched(called))
+        return self._handle(called, methods)
+
+    def _handle(self, called: CalledActor, methods: dict[str, int]) -> ActorHandle:
+        held = self._held[called.number] = _Held(self, called)
+        return ActorHandle(held, methods)
+
+    def find(self, name: str, timeout: float | None) -> ActorHandle:
+        """Return a handle of the actor of this name, as `ClusterCoordinator.get_actor` says."""
+        timeout = FIND_S if timeout is None else timeout
+        request, answered = next(self._requests), threading.Event()
+        answers: list[ActorFound] = []
+        self._searches[request] = answered, answers
+        self.runtime.check_open()
+        self.runtime.post_event(ActorSought(request, name))
+        try:
+            if not answered.wait(timeout):
+                raise errors.DeadlineExceededError(
+                    f"the dispatcher at {self.runtime.target.address} has not said after "
+                    f"{timeout:g} s whether there is an actor named {name}"
+                )
+        finally:
+            del self._searches[request]
+            self.runtime.post_event(ActorSought(request, ""))
+        if not answers or not answers[0].actor:
+            raise errors.NotFoundError(f"there is no actor named {name}")
+        return self.handle(answers[0].actor, answers[0].cls, answers[0].methods)
+
+    def _found(self, answer: ActorFound) -> None:
+        if answer.request in self._searches:
+            answered, answers = self._searches[answer.request]
+            answers.append(answer)
+            answered.set()
+
+    def kill(self, handle: ActorHandle) -> None:
+        self.runtime.post_event(ActorKilled(handle._number, "it was killed by its program"))
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def call(
+        self,
+        held: _Held,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+        name: str | None,
+    ) -> RemoteValue[Any]:
+        """Call a method, and return a RemoteValue for its result."""
+        runtime = self.runtime
+        if shared.own_actor == held.called.number and not shared.own_is_async:
+            raise errors.FailedPreconditionError(
+                f"{held.called.cls}.{method} is called by a method of the same actor, which would "
+                f"wait for itself: call self.{method}() instead"
+            )
+        with self._lock:
+            packed, uses, inputs = self._packed(trusted.pack_call, args, kwargs)
+            bulks: list[int] = []
+            try:
+                if isinstance(packed, list):
+                    packed, bulks = runtime.hold(packed)
+                extra = None
+                if inputs or uses or bulks or timeout is not None:
+                    extra = Extra(
+                        CALL_OPTIONS,
+                        until=deadline(timeout),
+                        inputs=[work_of(value) for value in inputs.values()],
+                    )
+                    extra.timeout = timeout
+                    extra.uses, extra.bulks = uses, bulks
+                    extra.input_values, extra.packed_inputs = inputs, {}
+                    runtime.copy_inputs(extra)
+                call = MethodCall(next(self._works), held.called, method, packed, held)
+                if name is not None:
+                    call.name = name
+                return runtime.enqueue_call(call, extra)
+            except BaseException:
+                runtime.store.free(bulks)
+                raise
+
+    def _packed(
+        self, pack: Callable[..., trusted.Packed], *values: Any
+    ) -> tuple[trusted.Packed, list[Any], dict[int, RemoteValue]]:
+        """Return the packed values, and the handles and RemoteValues among them. The caller holds
+        the lock."""
+        packing = self.runtime.packing.of_calls
+        packing.thread = get_ident()
+        try:
+            packed = pack(*values)
+        except errors.InvalidArgumentError as error:
+            raise unwrapped(error) from error.__cause__
+        finally:
+            packing.thread = None
+            uses, inputs = packing.uses, packing.inputs
+            if uses or inputs:
+                packing.uses, packing.inputs = [], {}
+        return packed, uses, inputs

@@ -1,0 +1,360 @@
+"""The actors that a program calls: a part of the coordinator's machine (machine.py); no I/O.
+
+Theory of operation
+    A call is a work item of the coordinator that goes to the process of an actor instead of to the
+    dispatcher's queue. Its inputs, its deadline, its cancelling and its end are those of any work
+    item. The calls of one actor wait in one queue, in the order in which the program made them.
+    The dispatcher says where an actor is. The coordinator that has made an actor owns it: on each
+    new connection to a dispatcher it asks for its actors again, with the latest incarnation that it
+    knows. Other coordinators watch the actor.
+
+Promises
+    K1  the calls of an actor are sent in the order in which they were made, so a call that waits
+        for an input holds back later calls
+    K2  a call is sent once at most, to one incarnation of the actor
+    K3  a call ends with ACTOR_LOST if the incarnation to which it was sent ends first, or the
+        connection to it; the end says that the call may have been executed
+    K4  a call that was not sent waits for the next incarnation, and ends with ACTOR_LOST, or the
+        error of `__init__`, if there will be none; the end says that it was not executed
+    K5  at most ACTOR_WINDOW_CALLS calls, and about ACTOR_WINDOW_BYTES of arguments, are on the way
+    K6  an actor that is not detached is dropped once its program holds no handle and all its calls
+        have ended; another program's handles do not keep it
+    K7  a large result is released at the actor once it has arrived, or is not needed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, Protocol
+
+from zmqdist.limits import ACTOR_WINDOW_BYTES, ACTOR_WINDOW_CALLS
+from zmqdist.messages import (
+    BULK,
+    ERROR,
+    INPUT_LOST,
+    VALUE,
+    ActorChanged,
+    ActorFound,
+    ActorKnown,
+    ActorsOwned,
+    CancelActorCalls,
+    CreateActor,
+    DropActor,
+    FindActor,
+    Result,
+    ResultReceived,
+    WatchActor,
+)
+from zmqdist.scheduling.coordinator.coordinator_events import (
+    ActorReported,
+    ActorSearched,
+    ConnectActor,
+    DisconnectActor,
+    Fetch,
+    SendCalls,
+    SendToActor,
+)
+from zmqdist.scheduling.coordinator.work import (
+    ACTOR_LOST,
+    UNAVAILABLE,
+    CalledActor,
+    MethodCall,
+    State,
+    Work,
+)
+from zmqdist.scheduling.shared.actors import ActorState
+
+NEWS_S: Final = 2.0
+"""Seconds for which calls wait, after the connection to an actor was lost, for the dispatcher's
+news of how its process has ended."""
+
+
+class CallMachine(Protocol):
+    """What this part uses of the coordinator's machine."""
+
+    works: dict[int, Work]
+    registered: bool
+    unfinished: int
+    _effects: list[Any]
+
+    def _send(self, message: Any) -> None: ...
+
+    def _move(self, work: Work, state: State) -> None: ...
+
+    def _begin(self, work: Work) -> None: ...
+
+    def _report(self, work: Work, kind: int, payload: Any) -> None: ...
+
+    def _finish(self, work: Work, kind: int, payload: Any = b"") -> None: ...
+
+
+class CalledActors:
+    """The actors of one coordinator, by number."""
+
+    def __init__(self, machine: CallMachine) -> None:
+        self._machine = machine
+        self.actors: dict[int, CalledActor] = {}
+        self._searches: dict[int, str] = {}
+        self._has_created = False
+        self._touched: dict[CalledActor, None] = {}
+        """The actors that may have calls to send."""
+        self._receiving: dict[int, CalledActor] = {}
+        """Where each large result comes from, by the number of its call."""
+
+    @property
+    def deadline(self) -> float | None:
+        return min(
+            (actor.news_until for actor in self.actors.values() if actor.news_until is not None),
+            default=None,
+        )
+
+    # -- from the program --------------------------------------------------------------------------
+
+    def made(self, actor: CalledActor) -> None:
+        """The program has made an actor."""
+        self.actors[actor.number] = actor
+        if self._machine.registered:
+            self._create(actor)
+
+    def watched(self, actor: CalledActor) -> None:
+        """The program has a handle of an actor that another has made."""
+        self.actors[actor.number] = actor
+        if self._machine.registered:
+            self._machine._send(WatchActor(actor.number))
+
+    def handles_dropped(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            actor = self.actors.get(number)
+            if actor is not None:
+                actor.is_dropped = True
+                self._touched[actor] = None
+
+    def killed(self, number: int, reason: str) -> None:
+        """The program ends an actor."""
+        actor = self.actors.get(number)
+        if actor is not None and self._machine.registered:
+            self._machine._send(DropActor(number, reason))
+
+    def find(self, request: int, name: str) -> None:
+        """The program looks for an actor; with "" it does not wait any more."""
+        if not name:
+            self._searches.pop(request, None)
+            return
+        self._searches[request] = name
+        if self._machine.registered:
+            self._machine._send(FindActor(request, name))
+
+    def schedule(self, call: MethodCall) -> None:
+        """Take a new call."""
+        actor = call.actor
+        actor.queue.append(call)
+        self._touched[actor] = None
+        if call.extra is None:
+            call.state = State.HELD  # from NEW
+            self._machine.unfinished += 1
+        else:
+            self._machine._move(call, State.WAITING)
+            self._machine._begin(call)
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def left(self, call: MethodCall, before: State) -> None:
+        """A call has ended, in this state."""
+        actor = call.actor
+        self._touched[actor] = None
+        if before is State.CALLING and actor.calling.pop(call.number, None) is not None:
+            actor.calling_bytes -= len(call.payload)
+            if actor.is_connected:
+                cancelled = CancelActorCalls([(call.number, call.attempt)])
+                self._machine._effects.append(SendToActor(actor, cancelled))
+
+    def results(self, actor: CalledActor, items: list[Result]) -> None:
+        """Results of calls have arrived over the connection to this actor."""
+        machine = self._machine
+        self._touched[actor] = None
+        for number, attempt, kind, payload in items:
+            call = actor.calling.pop(number, None)
+            if call is None:
+                if kind == BULK:  # it was cancelled meanwhile
+                    self._release(actor, number, attempt)
+                continue
+            actor.calling_bytes -= len(call.payload)
+            if kind == BULK:
+                machine._move(call, State.RECEIVING)
+                self._receiving[number] = actor
+                actor.receiving += 1
+                machine._effects.append(Fetch(call, attempt, payload))
+            elif kind == INPUT_LOST:
+                reason = "the value of an input was lost with the process that had it"
+                machine._finish(call, ACTOR_LOST, (reason, False))
+            elif call.extra is None and kind in (VALUE, ERROR):
+                machine._report(call, kind, payload)
+                call.state = State.SUCCEEDED if kind == VALUE else State.FAILED
+                del machine.works[number]
+                machine.unfinished -= 1
+            else:
+                machine._finish(call, kind, payload)
+
+    def received(self, number: int) -> bool:
+        """The large result of a work item has arrived, is not needed, or cannot be reached (K7).
+        Return whether the work item is a call."""
+        actor = self._receiving.pop(number, None)
+        if actor is None:
+            return False
+        actor.receiving -= 1
+        self._touched[actor] = None
+        self._release(actor, number, 0)
+        return True
+
+    def _release(self, actor: CalledActor, number: int, attempt: int) -> None:
+        if actor.is_connected:
+            self._machine._effects.append(SendToActor(actor, ResultReceived([(number, attempt)])))
+
+    def send_calls(self) -> bool:
+        """Send the calls that may be sent (K1, K5), and drop the actors that nobody needs (K6).
+        Return whether that has ended calls, so that there may be more to do."""
+        touched, self._touched = self._touched, {}
+        for actor in touched:
+            if actor.queue:
+                self._send_calls_of(actor)
+            if actor.is_dropped and not (actor.queue or actor.calling or actor.receiving):
+                self._drop(actor)
+        return bool(self._touched)
+
+    def _send_calls_of(self, actor: CalledActor) -> None:
+        queue, calling = actor.queue, actor.calling
+        if actor.state is ActorState.ENDED:
+            while queue:
+                self._refuse(queue.popleft())
+            return
+        calls: list[MethodCall] = []
+        while queue and len(calling) < ACTOR_WINDOW_CALLS:
+            call = queue[0]
+            if call.state is State.HELD:
+                if not actor.is_connected or actor.calling_bytes > ACTOR_WINDOW_BYTES:
+                    break
+                call.state = State.CALLING
+                calling[call.number] = call
+                actor.calling_bytes += len(call.payload)
+                calls.append(call)
+            elif call.state is State.WAITING:
+                break
+            queue.popleft()
+        if calls:
+            self._machine._effects.append(SendCalls(actor, calls))
+
+    def _refuse(self, call: MethodCall) -> None:
+        """End a call that was not sent (K4)."""
+        if call.state not in (State.HELD, State.WAITING):
+            return
+        actor = call.actor
+        if actor.error:
+            self._machine._finish(call, ERROR, actor.error)
+        else:
+            self._machine._finish(call, ACTOR_LOST, (actor.reason, False))
+
+    def _end_sent_calls(self, actor: CalledActor, reason: str) -> None:
+        """End the calls that were sent to an incarnation that has ended (K3)."""
+        calls, actor.calling, actor.calling_bytes = list(actor.calling.values()), {}, 0
+        actor.news_until = None
+        for call in calls:
+            self._machine._finish(call, ACTOR_LOST, (reason, True))
+
+    # -- connections to actors ---------------------------------------------------------------------
+
+    def connected(self, actor: CalledActor) -> None:
+        if actor.calling:
+            # the actor has dropped them, because their connection was lost
+            self._end_sent_calls(actor, "the connection to its process was lost")
+        actor.is_connected = True
+        self._touched[actor] = None
+
+    def disconnected(self, actor: CalledActor, problem: str, now: float) -> None:
+        actor.is_connected = False
+        if problem:  # the process refuses this program: it is of another incarnation
+            self._end_sent_calls(actor, problem)
+        elif actor.calling:
+            actor.news_until = now + NEWS_S
+
+    def tick(self, now: float) -> None:
+        for actor in self.actors.values():
+            if actor.news_until is not None and actor.news_until <= now:
+                self._end_sent_calls(
+                    actor, actor.reason or "the connection to its process was lost"
+                )
+
+    # -- the dispatcher ----------------------------------------------------------------------------
+
+    def dispatcher_registered(self) -> None:
+        """A dispatcher has registered the coordinator, perhaps a new one."""
+        owned = [
+            actor
+            for actor in self.actors.values()
+            if actor.spec is not None and actor.state is not ActorState.ENDED
+        ]
+        if self._has_created:
+            self._machine._send(ActorsOwned([actor.number for actor in owned]))
+        for actor in self.actors.values():
+            if actor.spec is None and actor.state is not ActorState.ENDED:
+                self._machine._send(WatchActor(actor.number))
+        for actor in owned:
+            self._create(actor)
+        for request, name in self._searches.items():
+            self._machine._send(FindActor(request, name))
+
+    def _create(self, actor: CalledActor) -> None:
+        assert actor.spec is not None
+        self._machine._send(
+            CreateActor(actor.spec, actor.incarnation, actor.restarts_left, actor.was_created)
+        )
+        actor.was_created = self._has_created = True
+
+    def found(self, message: ActorFound) -> None:
+        if self._searches.pop(message.request, None) is not None:
+            self._machine._effects.append(ActorSearched(message))
+
+    def changed(self, message: ActorChanged) -> None:
+        """The dispatcher says where an actor is, or how it has ended."""
+        actor = self.actors.get(message.actor)
+        if actor is None or actor.state is ActorState.ENDED:
+            return
+        if message.incarnation < actor.incarnation and message.state != ActorState.ENDED:
+            return
+        state = ActorState(message.state)
+        is_ended = state is ActorState.ENDED or (
+            state in (ActorState.PENDING, ActorState.STARTING) and bool(message.reason)
+        )
+        is_new = message.incarnation > actor.incarnation
+        if (is_ended or is_new) and (actor.calling or actor.address):
+            self._end_sent_calls(actor, message.reason or "its process has ended")
+            actor.address, actor.is_connected = "", False
+            self._machine._effects.append(DisconnectActor(actor))
+        actor.state, actor.worker, actor.reason = state, message.worker, message.reason
+        actor.incarnation = max(actor.incarnation, message.incarnation)
+        actor.restarts_left, actor.error = message.restarts_left, message.error
+        if state is ActorState.LIVE and not actor.address:
+            actor.address, actor.key = message.address, message.key
+            self._machine._effects.append(ConnectActor(actor))
+        if state is ActorState.LIVE and actor.spec is not None:
+            self._machine._send(ActorKnown(actor.number, actor.incarnation))
+        self._touched[actor] = None
+        self._machine._effects.append(ActorReported(actor, state, message.reason))
+
+    def give_up(self, problem: bytes) -> None:
+        """End the calls that wait for an actor, because the cluster is lost."""
+        for actor in self.actors.values():
+            if not actor.is_connected:
+                for call in list(actor.queue):
+                    if call.state is State.HELD:
+                        self._machine._finish(call, UNAVAILABLE, problem)
+
+    def _drop(self, actor: CalledActor) -> None:
+        del self.actors[actor.number]
+        if actor.address:
+            self._machine._effects.append(DisconnectActor(actor))
+        if not self._machine.registered or actor.state is ActorState.ENDED:
+            return  # the next registration does not name it
+        if actor.spec is None or not actor.spec.owner:
+            self._machine._send(WatchActor(actor.number, stop=True))
+        else:
+            self._machine._send(DropActor(actor.number, "its program holds no handle any more"))
