@@ -394,11 +394,11 @@ PUBLIC_NAMES = {
         add_done_callback cancel cancelled done exception fetch get name result status work
     """,
     ClusterCoordinator: """
-        actor as_completed cancel_all close create_per_worker_dataset create_per_worker_resource
+        actor actors as_completed cancel_all close create_per_worker_dataset create_per_worker_resource
         credentials done failures fetch gather get_actor join kill map metrics options
         remove_worker run scale_workers schedule snapshot submit target wait workers
     """,
-    Submitter: "actor map options run submit",
+    Submitter: "actor actors map options run submit",
 }
 
 

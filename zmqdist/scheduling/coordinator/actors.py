@@ -10,7 +10,7 @@ import threading
 import weakref
 from _thread import get_ident
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from msgspec.structs import replace
 
@@ -30,7 +30,7 @@ from zmqdist.scheduling.coordinator.remote_value import RemoteValue, unwrapped, 
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 from zmqdist.scheduling.coordinator.work import CalledActor, Extra, MethodCall
 from zmqdist.scheduling.shared import actors as shared
-from zmqdist.scheduling.shared.actors import is_async, method_kinds
+from zmqdist.scheduling.shared.actors import ActorState, is_async, method_kinds
 from zmqdist.wire import trusted
 
 CONCURRENCY: Final = 1000
@@ -40,6 +40,10 @@ FIND_S: Final = 60.0
 """Seconds for which `get_actor` waits for the dispatcher, which may be in its first lease."""
 
 CALL_OPTIONS: Final = WorkOptions(detached=True)
+
+
+Supervise: TypeAlias = "Callable[[CalledActor, ActorState, str], object]"
+"""A function that the loop calls with an actor, its new state and the reason."""
 
 
 class _Held:
@@ -170,7 +174,9 @@ class Actors:
         self._searches: dict[int, tuple[threading.Event, list[ActorFound]]] = {}
         self._held: weakref.WeakValueDictionary[int, _Held] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
+        self._supervisors: dict[int, Supervise] = {}
         runtime.listeners.on_actor_found = self._found
+        runtime.listeners.on_actor_changed = self._changed
         open_actors.add(self)
 
     def serves(self, dispatcher: str) -> bool:
@@ -216,9 +222,13 @@ class Actors:
                 rank=group[1],
                 size=group[2],
             )
-            called = CalledActor(spec.actor, spec.cls, spec)
-            runtime.post_event(ActorMade(called))
-            return self._handle(called, methods)
+            return self.make_from(spec)
+
+    def make_from(self, spec: ActorSpec) -> ActorHandle:
+        """Make an actor from its checked spec."""
+        called = CalledActor(spec.actor, spec.cls, spec)
+        self.runtime.post_event(ActorMade(called))
+        return self._handle(called, spec.methods)
 
     def _held_call(self, parts: list[Any], *, detached: bool) -> bytes:
         """Return a reference to a large class or arguments, which this process holds while the
@@ -301,8 +311,19 @@ class Actors:
             answers.append(answer)
             answered.set()
 
-    def kill(self, handle: ActorHandle) -> None:
-        self.runtime.post_event(ActorKilled(handle._number, "it was killed by its program"))
+    def kill(self, handle: ActorHandle, reason: str = "it was killed by its program") -> None:
+        self.runtime.post_event(ActorKilled(handle._number, reason))
+
+    def supervise(self, handle: ActorHandle, changed: Supervise) -> None:
+        """Have the loop call `changed` when the state of an actor changes."""
+        self._supervisors[handle._number] = changed
+
+    def _changed(self, called: CalledActor, state: ActorState, reason: str) -> None:
+        changed = self._supervisors.get(called.number)
+        if changed is not None:
+            if state is ActorState.ENDED:
+                del self._supervisors[called.number]
+            changed(called, state, reason)
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -317,7 +338,8 @@ class Actors:
     ) -> RemoteValue[Any]:
         """Call a method, and return a RemoteValue for its result."""
         runtime = self.runtime
-        if shared.own_actor == held.called.number and not shared.own_is_async:
+        own = shared.own
+        if own is not None and own.actor == held.called.number and own.concurrency == 1:
             raise errors.FailedPreconditionError(
                 f"{held.called.cls}.{method} is called by a method of the same actor, which would "
                 f"wait for itself: call self.{method}() instead"

@@ -34,6 +34,7 @@ from zmqdist import errors, limits, nest
 from zmqdist.clock import deadline, duration, left, seconds
 from zmqdist.field_types import check_type, checked, checks_options, converted
 from zmqdist.scheduling.coordinator import metrics
+from zmqdist.scheduling.coordinator.actor_groups import ActorGroup, make_group
 from zmqdist.scheduling.coordinator.actors import ActorHandle, Actors, open_actors
 from zmqdist.scheduling.coordinator.completion import AsCompleted, wait_for
 from zmqdist.scheduling.coordinator.coordinator_snapshot import CoordinatorSnapshot, snapshot_of
@@ -405,6 +406,31 @@ class ClusterCoordinator:
           InvalidArgumentError: `cls` or an argument cannot be pickled, or has a RemoteValue.
         """
         return self._actors.make(cls, args, kwargs, {})
+
+    def actors(self, cls: type, size: int, /, *args: Any, **kwargs: Any) -> ActorGroup:
+        """Make a group of `size` actors of one class, which are placed together, and return it.
+
+        >>> team = coordinator.actors(set, 2)
+        >>> team.union([3]).result()
+        [{3}, {3}]
+
+        A call of a method of the group calls all members, and gives one value, the list of the
+        results by rank. `team[1]` is one member, and `team.method.as_completed(...)` yields the
+        RemoteValues as they end. A member finds its place, and the collectives of its group, by
+        `zd.current_actor()`.
+
+        Options (`coordinator.options(...).actors(cls, size)`), beside those of `actor`:
+          on_death: what the death of a member leads to: "fail" (all members end), "restart" (it
+            begins again) or "restart_all". Default "fail".
+          restarts, restarts_within_s: the restarts of the group in so many seconds, beyond which
+            it fails. Default 3 in 600.
+          supervisor: a function that is called, in a thread of the coordinator, with a MemberDeath
+            (rank, reason, action) for each death.
+
+        Raises:
+          The errors of `actor`, and ValueError for a wrong size or option.
+        """
+        return make_group(self._actors, cls, size, args, kwargs, {})
 
     def get_actor(self, name: str, timeout: float | None = None) -> ActorHandle:
         """Return a handle of the actor of this name, which any program of the cluster has made.

@@ -52,6 +52,7 @@ from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.actor_connections import ActorConnections
 from zmqdist.scheduling.coordinator.affinity import Joined, Left, MembersChanged
 from zmqdist.scheduling.coordinator.coordinator_events import (
+    ActorReported,
     ActorSearched,
     BulkArrived,
     BulkUnreachable,
@@ -98,11 +99,13 @@ from zmqdist.scheduling.coordinator.work import (
     NO_INPUTS,
     NO_PACKED,
     TIMED_OUT,
+    CalledActor,
     Extra,
     MethodCall,
     Work,
 )
 from zmqdist.scheduling.coordinator.work_names import described
+from zmqdist.scheduling.shared.actors import ActorState
 from zmqdist.scheduling.shared.references import INPUTS, KEEP, encode_inputs, encode_reference
 from zmqdist.scheduling.shared.remote_results import decode_loss
 from zmqdist.scheduling.shared.store import BulkStore
@@ -186,7 +189,8 @@ class Listeners:
       watchers: called when workers join or leave.
       on_begun: called with the work that has begun, if the coordinator has no rounds.
       names_of_resources: returns the names of the per-worker resources.
-      on_actor_found: called with the answer to a search for an actor.
+      on_actor_found, on_actor_changed: called with the answer to a search for an actor, and with
+        an actor, its new state and the reason.
     """
 
     def __init__(self) -> None:
@@ -194,6 +198,9 @@ class Listeners:
         self.on_begun: Callable[[list[int]], object] = lambda works: None
         self.names_of_resources: Callable[[], list[str]] = list
         self.on_actor_found: Callable[[ActorFound], object] = lambda answer: None
+        self.on_actor_changed: Callable[[CalledActor, ActorState, str], object] = (
+            lambda actor, state, reason: None
+        )
 
 
 class CoordinatorRuntime:
@@ -636,6 +643,8 @@ class CoordinatorRuntime:
                     self._actors.connect(actor)
                 case DisconnectActor(actor):
                     self._actors.disconnect(actor)
+                case ActorReported(actor, state, reason):
+                    self.listeners.on_actor_changed(actor, state, reason)
                 case ActorSearched(answer):
                     self.listeners.on_actor_found(answer)
                 case WorkBegun(works):

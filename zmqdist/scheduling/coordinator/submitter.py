@@ -15,6 +15,7 @@ from zmqdist import errors
 from zmqdist.clock import deadline, left
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.field_types import did_you_mean
+from zmqdist.scheduling.coordinator.actor_groups import ActorGroup, MemberDeath, make_group
 from zmqdist.scheduling.coordinator.actors import ActorHandle, Actors
 from zmqdist.scheduling.coordinator.failures import with_failures
 from zmqdist.scheduling.coordinator.options import NO_OPTIONS, PlanOptions, WorkOptions
@@ -46,10 +47,15 @@ class TaskOptions(TypedDict, total=False):
     lifetime: str | None
     restarts: int
     concurrency: int | None
+    on_death: str
+    restarts_within_s: float
+    supervisor: Callable[[MemberDeath], object] | None
 
 
 OF_ACTORS: Final = frozenset({"lifetime", "restarts", "concurrency"})
 """The options that only actors have."""
+OF_GROUPS: Final = frozenset({"on_death", "restarts_within_s", "supervisor"})
+"""The options that only groups of actors have."""
 OF_BOTH: Final = frozenset({"name", "worker"})
 """The options of functions that actors have, too."""
 
@@ -180,7 +186,7 @@ class Submitter:
             settings.get("retries", 0), settings.get("timeout"), lineage
         )
         self._keep = settings.get("keep", False) or lineage
-        self._of_actors = ", ".join(settings.keys() & OF_ACTORS)
+        self._of_actors = ", ".join(settings.keys() & (OF_ACTORS | OF_GROUPS))
 
     def __repr__(self) -> str:
         return f"<{', '.join(f'{option}={value!r}' for option, value in self._settings.items())} of {self._coordinator!r}>"
@@ -225,6 +231,15 @@ class Submitter:
         """
         self._check(OF_BOTH | OF_ACTORS, "actor() makes an actor")
         return self._coordinator._actors.make(cls, args, kwargs, self._settings)
+
+    def actors(self, cls: type, size: int, /, *args: Any, **kwargs: Any) -> ActorGroup:
+        """Make a group of actors, as `ClusterCoordinator.actors` does, with the options.
+
+        >>> coordinator.options(on_death="restart").actors(set, 2).union([3]).result()
+        [{3}, {3}]
+        """
+        self._check(OF_BOTH | OF_ACTORS | OF_GROUPS, "actors() makes a group of actors")
+        return make_group(self._coordinator._actors, cls, size, args, kwargs, {**self._settings})
 
     def _check(self, options: AbstractSet[str], caller: str) -> None:
         for option in self._settings.keys() - options:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import enum
 import inspect
 
-own_actor = 0
-"""The number of the actor whose process this is; 0 in any other process."""
+from zmqdist.messages import ActorSpec
 
-own_is_async = False
-"""Whether this actor runs its calls concurrently."""
+own: ActorSpec | None = None
+"""The actor whose process this is; None in any other process."""
 
 
 class ActorState(enum.IntEnum):

@@ -101,7 +101,7 @@ def _serve(begin: ActorBegin, pipe: BlockingPipe[ActorMessage], listener_fd: int
     loop.on_stop(service.close)
     task_context.enter_process(calls.is_cancelled, lambda: (begin.index, begin.workers))
     remote_results.of_thread.fetcher = fetcher
-    actors.own_actor, actors.own_is_async = spec.actor, spec.concurrency > 1
+    actors.own = spec
     instance, error = make_object(spec.call, fetcher)
     if error:
         pipe.send(ActorFailed(error))
