@@ -14,7 +14,6 @@ import pytest
 
 import zmqdist as zd
 from tests.launch.helpers import FILE, Launched, eventually, read
-from zmqdist import errors
 
 Launcher = Callable[..., Launched]
 
@@ -81,13 +80,14 @@ def test_impossible_worker_count_starts_nothing() -> None:
         zd.Executor(max_workers=0)
 
 
-def test_function_on_worker_needs_target() -> None:
-    with zd.Executor(max_workers=1) as executor:
-        future = executor.submit(zd.Executor)
-        with pytest.raises(
-            errors.FailedPreconditionError, match="starts workers, and this function runs on one"
-        ):
-            future.result()
+def tripled(number: int) -> int:
+    with zd.Executor() as executor:
+        return executor.submit(int.__mul__, number, 3).result()
+
+
+def test_executor_in_function_uses_its_cluster() -> None:
+    with zd.Executor(max_workers=2) as executor:
+        assert executor.submit(tripled, 7).result() == 21
 
 
 @pytest.mark.parametrize("how", ["file", "standard input", "-c"])

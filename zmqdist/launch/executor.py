@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from zmqdist import errors, task_context
 from zmqdist.blas_threads import cores
 from zmqdist.cluster.config import ClusterConfig
 from zmqdist.field_types import checked, checks_options
 from zmqdist.launch.local_cluster import local_cluster
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 from zmqdist.scheduling.coordinator.executor import ClusterExecutor
+from zmqdist.scheduling.shared import own_cluster
 
 
 class Executor(ClusterExecutor):
@@ -23,11 +23,11 @@ class Executor(ClusterExecutor):
         ...     print(executor.submit(pow, 2, 5).result(), list(executor.map(abs, [-1, -2])))
         32 [1, 2]
 
-    Without `target` it uses the cluster that `zmqdist launch` has named in the environment. If
-    there is none, it starts a `local_cluster` with one worker process for each core that this
-    process may use (or with `max_workers`), and ends it with `shutdown`, at the end of the program,
-    or when the program is killed. No `__main__` guard is needed. A function on a worker must name a
-    target: an Executor in each function would start as many workers again.
+    Without `target` it uses, in a scheduled function, the cluster that runs the function, and in a
+    program the cluster that `zmqdist launch` has named in the environment. If there is none, it
+    starts a `local_cluster` with one worker process for each core that this process may use (or
+    with `max_workers`), and ends it with `shutdown`, at the end of the program, or when the program
+    is killed. No `__main__` guard is needed.
 
     Args:
       target, and other keyword arguments: the arguments of ClusterCoordinator.
@@ -45,7 +45,6 @@ class Executor(ClusterExecutor):
     Raises:
       ValueError: `max_workers` is below 1, or the constructor of ClusterCoordinator raises it.
       TypeError: `initializer` is not callable.
-      FailedPreconditionError: a function on a worker named no target, and its environment has none.
       UnavailableError, ResourceExhaustedError: the `local_cluster` could not be started.
     """
 
@@ -89,14 +88,11 @@ class Executor(ClusterExecutor):
 
 
 def _cluster_if_none(max_workers: int | None) -> local_cluster | None:
-    """Start a cluster on this host, unless the environment names one."""
+    """Start a cluster on this host, unless the environment names one or this is a scheduled
+    function.
+    """
     config = ClusterConfig.from_environment()
-    if config is not None and config.runtime is not None:
+    named = config is not None and config.runtime is not None
+    if named or own_cluster.present() is not None:
         return None
-    if task_context.scheduled():
-        raise errors.FailedPreconditionError(
-            "Executor() without a target starts workers, and this function runs on one already: "
-            "give it a target, "
-            "or submit from the program"
-        )
     return local_cluster(workers=max_workers or cores())

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import threading
 import weakref
 from _thread import get_ident
 from collections.abc import (
@@ -63,6 +64,7 @@ from zmqdist.scheduling.coordinator.resources import Resources
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 from zmqdist.scheduling.coordinator.submitter import FunctionSnapshot, Submitter, TaskOptions
 from zmqdist.scheduling.coordinator.work import Extra
+from zmqdist.scheduling.shared import own_cluster
 from zmqdist.transport.credentials import Credentials
 from zmqdist.wire import trusted
 
@@ -83,8 +85,10 @@ class ClusterCoordinator:
 
     Args:
       target: a ParameterServerStrategy (which has one coordinator), a DispatchServer, a
-        `local_cluster`, "host:port" or "zmq://host:port". None means the cluster that `zmqdist
-        launch` has named in the environment.
+        `local_cluster`, "host:port" or "zmq://host:port". None means, in a scheduled function, the
+        cluster that runs it, and otherwise the one that `zmqdist launch` has named in the
+        environment. Without any argument, all code of a slot shares one coordinator
+        (docs/nested_work.md).
       queue_max: how many work items may wait for a worker before `schedule` blocks. 0 means no
         bound. Default 2**20.
       queue_bytes_max: bytes of arguments that may be held for unfinished work before `schedule`
@@ -121,6 +125,10 @@ class ClusterCoordinator:
 
     def __new__(cls, target: Any = None, **options: Any) -> ClusterCoordinator:
         allocate = getattr(type(target), "_allocate_coordinator", None)
+        if target is None and not options and cls is ClusterCoordinator:
+            own = process_coordinator()
+            if own is not None:
+                return own
         if allocate is None or cls is not ClusterCoordinator:
             return object.__new__(cls)
         # a strategy has one coordinator, which it returns here
@@ -969,12 +977,61 @@ class ClusterCoordinator:
         raise with_failures(make_error(), self.failures)
 
 
+class OwnCoordinator(ClusterCoordinator):
+    """What `ClusterCoordinator()` returns in a scheduled function: the one coordinator of the slot,
+    on the slot's own cluster. A slot makes it at its first use, and again if it was closed."""
+
+    def __init__(self) -> None:
+        if "_runtime" not in self.__dict__ or self._runtime.closed or self._is_forked:
+            super().__init__()
+            self._entered = 0
+
+    @property
+    def _is_forked(self) -> bool:
+        return self._runtime.pid != os.getpid()
+
+    def __enter__(self) -> OwnCoordinator:
+        self._entered += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the coordinator at the end of the outermost with-statement."""
+        self._entered -= 1
+        if not self._entered:
+            self.close()
+
+
+_own_coordinators: weakref.WeakKeyDictionary[own_cluster.OwnCluster, OwnCoordinator] = (
+    weakref.WeakKeyDictionary()
+)
+_making = threading.RLock()
+
+
+def process_coordinator() -> OwnCoordinator | None:
+    """Return the coordinator of the slot, or other process of a cluster, that runs this thread.
+    Make it at the first use. Return None in a program of its own.
+    """
+    own = own_cluster.present()
+    if own is None:
+        return None
+    with _making:
+        coordinator = _own_coordinators.get(own)
+        if coordinator is None:
+            coordinator = _own_coordinators[own] = object.__new__(OwnCoordinator)
+            own.at_end.append(coordinator.close)
+        coordinator.__init__()  # type: ignore[misc]
+        return coordinator
+
+
 def actor_handle(number: int, cls: str, methods: dict[str, int], dispatcher: str) -> ActorHandle:
     """Return a handle of an actor, for the coordinator of this process. Pickles call this function
     by name."""
-    actors = next((actors for actors in list(open_actors) if actors.serves(dispatcher)), None)
-    if actors is None:
-        actors = ClusterCoordinator(dispatcher)._actors
+    own = process_coordinator()
+    if own is not None:
+        actors = own._actors
+    else:
+        open_here = (actors for actors in list(open_actors) if actors.serves(dispatcher))
+        actors = next(open_here, None) or ClusterCoordinator(dispatcher)._actors
     return actors.handle(number, cls, methods)
 
 

@@ -10,6 +10,7 @@ from zmqdist.cluster.config import ClusterConfig
 from zmqdist.cluster.environment import CONFIG_ENV
 from zmqdist.cluster.file_sections import RuntimeConfig
 from zmqdist.errors import InvalidArgumentError
+from zmqdist.scheduling.shared import own_cluster
 from zmqdist.transport.credentials import Credentials, credentials_for
 from zmqdist.transport.endpoint import split
 from zmqdist.wire import results, trusted
@@ -17,7 +18,7 @@ from zmqdist.wire import results, trusted
 ACCEPTED = (
     'a ParameterServerStrategy, a DispatchServer, a local_cluster, "host:port" or '
     '"zmq://host:port", what connect returned, '
-    "or nothing in a program that `zmqdist launch` started"
+    "or nothing in a scheduled function or a program that `zmqdist launch` started"
 )
 
 
@@ -76,8 +77,22 @@ def resolve(target: Any, results: str | None = None) -> Target:
         forms.
       InvalidArgumentError: `results` is neither None nor the name of a form.
     """
-    dispatcher = _resolve(target)
+    own = own_cluster.present() if target is None else None
+    dispatcher = _resolve(target) if own is None else _of_own_cluster(own)
     return replace(dispatcher, form=ResultForm.named(results, dispatcher.form.safe_only))
+
+
+def _of_own_cluster(own: own_cluster.OwnCluster) -> Target:
+    """Return the cluster whose work this thread runs, with the settings of its file, if it has
+    one.
+    """
+    config = ClusterConfig.from_environment()
+    target = Target(own.dispatcher, own.credentials)
+    if config is not None and config.runtime is not None:
+        of_file = target_of(config, config.runtime)
+        if of_file.address == own.dispatcher:
+            target = replace(of_file, credentials=own.credentials)
+    return replace(target, form=ResultForm(target.form.safe_only or own.safe_only()))
 
 
 def _resolve(target: Any) -> Target:

@@ -21,6 +21,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from zmqdist import errors, limits, task_context
@@ -33,7 +34,7 @@ from zmqdist.process.bound_children import BoundChildren
 from zmqdist.process.zygote_client import ZygoteProcess, start_slots_zygote
 from zmqdist.rpc.internal_client import LoopClient
 from zmqdist.rpc.service import RpcService
-from zmqdist.scheduling.shared import remote_results, resources
+from zmqdist.scheduling.shared import own_cluster, remote_results, resources
 from zmqdist.scheduling.shared.config import WorkerConfig, reached_at
 from zmqdist.scheduling.shared.parts import WorkerPart, WorkerSurroundings
 from zmqdist.scheduling.shared.references import PartsFetcher, decode_reference, encode_reference
@@ -204,10 +205,17 @@ class WorkerRuntime(Generic[P]):
             about_slots = config.slots, self._handle, self._hold
             if self._children is not None:
                 self._slots = ProcessSlots(
-                    loop, *about_slots, self.address, security.public, self._children, self._worker
+                    loop,
+                    *about_slots,
+                    self.address,
+                    security.public,
+                    self._children,
+                    self._worker,
+                    self._dispatcher,
                 )
             else:
-                self._slots = ThreadSlots(loop, *about_slots, self._cache, self._worker)
+                own = partial(own_cluster.of_slot, self._dispatcher, credentials)
+                self._slots = ThreadSlots(loop, *about_slots, self._cache, self._worker, own)
             self._actions: dict[type[Effect], Callable[[Any], None]] = {
                 Send: self._send,
                 Give: self._slots.give,
@@ -435,7 +443,9 @@ class ThreadSlots:
         hold: HoldResult,
         fetcher: PartsFetcher,
         worker: task_context.Worker,
+        own: Callable[[], own_cluster.OwnCluster],
     ) -> None:
+        self._own = own
         self._loop = loop
         self._feed = feed
         self._hold = hold
@@ -485,6 +495,8 @@ class ThreadSlots:
     def _serve(self, slot: _SlotThread) -> None:
         remote_results.of_thread.fetcher = self._fetcher
         resources.use_resources(self._functions.resources)
+        own = self._own()
+        own_cluster.enter(own, whole_process=False)
         self._report(SlotReady(slot.number))
         while (item := slot.items.get()) is not None:
             position, coordinator, fn, payload = item
@@ -500,6 +512,7 @@ class ThreadSlots:
             task_context.leave()
             slot.busy = False
             self._report(SlotFinished(slot.number, [(position, kind, result)]))
+        own.end()
 
     def _report(self, event: SlotReady | SlotFinished) -> None:
         try:

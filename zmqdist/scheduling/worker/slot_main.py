@@ -33,7 +33,7 @@ from zmqdist import task_context
 from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.messages import BULK, KEPT
 from zmqdist.process.pipe import BlockingPipe, PipeCodec
-from zmqdist.scheduling.shared import remote_results, resources
+from zmqdist.scheduling.shared import own_cluster, remote_results, resources
 from zmqdist.scheduling.shared.store import HolderClients
 from zmqdist.scheduling.worker.function_call import Functions, run
 from zmqdist.scheduling.worker.worker_cache import SlotFetcher
@@ -149,9 +149,10 @@ def main(pipe_fd: int, page_fd: int) -> None:
         pipe.send(SlotStarted(os.getpid(), None if reporter.pool is None else reporter.pool.offer))
         welcome, _ = pipe.receive()
         assert isinstance(welcome, SlotWelcome)
-        fetcher = SlotFetcher(
-            HolderClients(Credentials.from_environment(), "worker"), welcome.worker, welcome.key
-        )
+        credentials = Credentials.from_environment()
+        fetcher = SlotFetcher(HolderClients(credentials, "worker"), welcome.worker, welcome.key)
+        own = own_cluster.of_slot(welcome.dispatcher, credentials)
+        own_cluster.enter(own, whole_process=True)
         remote_results.of_thread.fetcher = fetcher
         functions = Functions(fetcher)
         resources.use_resources(functions.resources)
@@ -244,10 +245,13 @@ class SlotStarted(msgspec.Struct, array_like=True, tag=3, gc=False):
 
 
 class SlotWelcome(msgspec.Struct, array_like=True, tag=4, gc=False):
-    """Worker to slot, the first message: the address and the public key of the worker."""
+    """Worker to slot, the first message: the address and the public key of the worker, and the
+    address of its dispatcher.
+    """
 
     worker: str
     key: bytes = b""
+    dispatcher: str = ""
 
 
 SlotMessage: TypeAlias = SlotWork | SlotReport | SlotStarted | SlotWelcome

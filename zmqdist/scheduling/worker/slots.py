@@ -91,6 +91,7 @@ class ProcessSlots:
       address, key: the address at which slots reach this worker, and the worker's public key.
       children: forks the slot processes.
       worker: returns the worker's index and the number of workers.
+      dispatcher: the address of the dispatcher.
 
     Attributes:
       deaths: the number of slot processes that ended without being killed by this worker.
@@ -110,8 +111,10 @@ class ProcessSlots:
         key: bytes,
         children: BoundChildren,
         worker: Worker,
+        dispatcher: str,
     ) -> None:
         self.loop = loop
+        self.dispatcher = dispatcher
         self.address = address
         self.key = key
         self._feed = feed
@@ -307,7 +310,7 @@ class _SlotProcess:
             SLOT_CODEC,
             lambda message, parts: owner.handle_message(self, message, parts),
         )
-        self.pipe.send(SlotWelcome(owner.address, owner.key))
+        self.pipe.send(SlotWelcome(owner.address, owner.key, owner.dispatcher))
 
     def adopt_parts(self, report: SlotReport, piped: list[bytearray]) -> list[Any]:
         """Take over the parts of a bulk result, so that they outlive the slot process.
