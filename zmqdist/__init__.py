@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from zmqdist.tasks.connect import check_alive as check_alive
     from zmqdist.tasks.connect import connect_to_cluster as connect_to_cluster
     from zmqdist.tasks.connect import connect_to_host as connect_to_host
+    from zmqdist.tasks.current_actor import current_actor
     from zmqdist.tasks.server import Server
     from zmqdist.tasks.session import Session as Session
     from zmqdist.training.read_cache import cache_variable_reads as cache_variable_reads
@@ -85,6 +86,7 @@ _WHERE = {
     "connect": "zmqdist.launch.connection",
     "connect_to_cluster": "zmqdist.tasks.connect",
     "connect_to_host": "zmqdist.tasks.connect",
+    "current_actor": "zmqdist.tasks.current_actor",
     "empty": "zmqdist.transport.arrays",
     "empty_like": "zmqdist.transport.arrays",
     "freeze": "zmqdist.transport.arrays",
@@ -133,6 +135,7 @@ __all__ = [
     "collectives",
     "connect",
     "coordinator",
+    "current_actor",
     "data",
     "empty",
     "empty_like",

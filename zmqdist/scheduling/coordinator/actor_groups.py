@@ -197,7 +197,9 @@ class ActorGroup:
             return
         with self._lock:
             ranks = [
-                rank for rank, member in enumerate(self._members) if member._held.called is called
+                rank
+                for rank, member in enumerate(self._members)
+                if self._actors.called(member) is called
             ]
             if self._is_ended or not ranks:
                 return  # a member of an earlier generation, which was ended
@@ -210,7 +212,7 @@ class ActorGroup:
                 self._is_ended = True
             if action is not OnDeath.RESTART:
                 for other in self._members:
-                    if other._held.called is not called:
+                    if self._actors.called(other) is not called:
                         self._actors.kill(other, text)
             if action is OnDeath.RESTART:
                 self._begin_again([rank], group=None)
@@ -223,7 +225,7 @@ class ActorGroup:
     def _begin_again(self, ranks: list[int], group: int | None) -> None:
         members = list(self._members)
         for rank in ranks:
-            spec = members[rank]._held.called.spec
+            spec = self._actors.called(members[rank]).spec
             assert spec is not None
             spec = replace(
                 spec, actor=secrets.randbits(62) | 1, group=spec.group if group is None else group

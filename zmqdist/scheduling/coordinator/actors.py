@@ -314,6 +314,11 @@ class Actors:
     def kill(self, handle: ActorHandle, reason: str = "it was killed by its program") -> None:
         self.runtime.post_event(ActorKilled(handle._number, reason))
 
+    @staticmethod
+    def called(handle: ActorHandle) -> CalledActor:
+        """Return what the coordinator knows of an actor."""
+        return handle._held.called
+
     def supervise(self, handle: ActorHandle, changed: Supervise) -> None:
         """Have the loop call `changed` when the state of an actor changes."""
         self._supervisors[handle._number] = changed
