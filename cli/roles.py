@@ -55,6 +55,21 @@ class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
         return click.IntRange(1, limits.SLOTS_MAX).convert(value, param, ctx)
 
 
+class ResourceAmount(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.4
+    """A type of option: the name and the amount of a resource, as `gpu=2` or `gpu=auto`."""
+
+    name = "resource"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, float | str]:
+        name, _, amount = value.partition("=")
+        try:
+            return name, amount if (name, amount) == ("gpu", "auto") else float(amount)
+        except ValueError:
+            self.fail(f"{value!r} is no resource: write NAME=N, as gpu=2", param, ctx)
+
+
 @click.command(short_help="Run a dispatcher in the foreground.")
 @click.option(
     "--port", type=_port, metavar="PORT", help=f"TCP port; 0 takes a free one.  [default: {PORT}]"
@@ -143,6 +158,15 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     help="Number of functions that run at the same time.  [default: 1]",
 )
 @click.option(
+    "--resource",
+    "resources",
+    type=ResourceAmount(),
+    multiple=True,
+    metavar="NAME=N",
+    help="What functions may use of this worker, such as gpu=2 or memory_gb=64; gpu=auto takes the "
+    "GPUs of this host. May be repeated.",
+)
+@click.option(
     "--threads",
     is_flag=True,
     help="Run functions in threads instead of processes; a running function then cannot be killed.",
@@ -202,6 +226,7 @@ def worker(
     target: str | None,
     *,
     slots: int | str | None,
+    resources: tuple[tuple[str, float | str], ...],
     threads: bool,
     host: str | None,
     advertise: str | None,
@@ -239,6 +264,7 @@ def worker(
         worker_address=None if advertise is None else advertised_address(advertise, "%port%"),
         host=host or section.host,
         slots=section.slots_here() if slots is None else WorkerJob(slots=slots).slots_here(),  # type: ignore[arg-type]
+        resources={**section.resources, **dict(resources)},
         processes=not threads,
         threads_per_slot=threads_per_slot or section.threads_per_slot,
         orphan_limit_s=orphan_limit_s or section.orphan_limit_s,

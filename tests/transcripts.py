@@ -8,6 +8,8 @@ An event, an effect or a message is one line: its class in lower case, then its 
 field stands first without its name, and fields with their default are left out. Work is written as
     41, 41/1, 41/2:0    a work item; its attempt 1; the first attempt of its submission 2
     3=41/1              lease or position 3 is attempt 1 of work 41
+    gpu:1000            one unit of the resource gpu
+    3/gpu:1000/0        lease 3 has one GPU, which is device 0
     3:value, 3:error:x  an outcome of lease or position 3; a payload other than "r" follows
     7, 7@2              a function of coordinator 1; of coordinator 2
 """
@@ -198,6 +200,27 @@ def stale_of(text: str) -> tuple[int, int]:
     return int(lease), int(coordinator)
 
 
+def quantity_text(quantity: tuple[str, int]) -> str:
+    return f"{quantity[0]}:{quantity[1]}"
+
+
+def quantity_of(text: str) -> tuple[str, int]:
+    name, _, thousandths = text.partition(":")
+    return name, int(thousandths)
+
+
+def grant_text(grant: tuple[int, tuple[tuple[str, int], ...], tuple[int, ...]]) -> str:
+    lease, quantities, devices = grant
+    amounts = "+".join(map(quantity_text, quantities))
+    return f"{lease}/{amounts}" + f"/{'+'.join(map(str, devices))}" * bool(devices)
+
+
+def grant_of(text: str) -> tuple[int, tuple[tuple[str, int], ...], tuple[int, ...]]:
+    lease, amounts, *devices = text.split("/")
+    numbers = tuple(map(int, devices[0].split("+"))) if devices else ()
+    return int(lease), tuple(map(quantity_of, amounts.split("+"))), numbers
+
+
 PARTS: Final[dict[tuple[str, str], tuple[Callable[[Any], str], Callable[[str], Any] | None]]] = {
     ("Submit", "items"): (item_text, item_of),
     ("Assign", "items"): (leased_text, leased_of),
@@ -216,6 +239,11 @@ PARTS: Final[dict[tuple[str, str], tuple[Callable[[Any], str], Callable[[str], A
     ("Register", "stale_leases"): (stale_text, stale_of),
     ("CancelWork", "works"): (lambda key: attempt_text(*key), number_and_attempt),
     ("ResultReceived", "items"): (lambda key: attempt_text(*key), number_and_attempt),
+    ("Submit", "resources"): (quantity_text, quantity_of),
+    ("Register", "resources"): (quantity_text, quantity_of),
+    ("Register", "grants"): (grant_text, grant_of),
+    ("Assign", "grants"): (grant_text, grant_of),
+    ("Unsatisfied", "works"): (lambda key: attempt_text(*key), number_and_attempt),
     ("Begun", "works"): (lambda key: attempt_text(*key), None),
 }
 """The fields that are lists of tuples, with the functions that write and read one tuple."""

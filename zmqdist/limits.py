@@ -245,6 +245,12 @@ LOG_TAIL_BYTES: Final = 4096
 SLOTS_MAX: Final = 4096
 """The largest number of slots of one worker."""
 
+QUANTITIES_MAX: Final = 32
+"""The largest number of resources that a worker has, or that a function needs."""
+
+QUANTITY_MAX: Final = 10**12
+"""The largest quantity of a resource, in thousandths."""
+
 WORKER_INDEX_MAX: Final = 10**9 - 1
 """The largest index of a worker. Indices may have gaps, so it is larger than the number of
 workers.
@@ -359,6 +365,14 @@ program are shorter."""
 
 RESTARTS_FORGOTTEN_S: Final = 600.0
 """Seconds for which a restarted task must run before its restarts are counted from zero again."""
+
+OVERTAKE_S: Final = 2.0
+"""Seconds for which smaller requests for resources may overtake a larger one. Then a worker is kept
+free for it, which leaves a part of that worker idle."""
+
+GROWTH_LIMIT_S: Final = 60.0
+"""Seconds after the last worker has joined or was lost for which functions wait for a worker with
+enough resources. Then no such worker is expected to join."""
 
 CLUSTER_LOST_LIMIT_S: Final = 60.0
 """Seconds without a dispatcher, or without any worker, after which `join` and `fetch` raise

@@ -39,6 +39,9 @@ SUBMISSION_SHIFT = 16
 retry and recomputation begins a new range of 65,536 numbers."""
 Leased: TypeAlias = tuple[int, int, int, int, bytes]
 """A work item that the dispatcher sends to a worker: (lease, coordinator, attempt, fn, payload)."""
+Granted: TypeAlias = tuple[int, tuple[tuple[str, int], ...], tuple[int, ...]]
+"""What a lease has of its worker: (lease, quantities, devices). A quantity is (name, thousandths)
+of a resource. Devices are numbers among the GPUs that the worker has."""
 Outcome: TypeAlias = tuple[int, int, bytes]
 """The end of a lease: (lease, kind, payload). `kind` is one of the constants VALUE to
 INPUT_LOST.
@@ -270,7 +273,7 @@ class Submit(Message, tag=24):
     until it is registered. "" means any worker. Among items that wait for one worker, or among
     those that wait for any worker, items with the highest `priority` start first. `detached` items
     belong to no round, do not count against the bound of the queue, and are not cancelled by
-    EndRound.
+    EndRound. `resources` is what each item needs, as (name, thousandths).
     """
 
     SENT = "coordinator -> dispatcher"
@@ -279,6 +282,7 @@ class Submit(Message, tag=24):
     worker: str = ""
     priority: int = 0
     detached: bool = False
+    resources: tuple[tuple[str, int], ...] = ()
 
 
 class CancelWork(Message, tag=25):
@@ -416,7 +420,8 @@ class Register(Message, tag=40):
     ends, the worker sends LeasesReturned. `address` is the address at which peers reach the
     worker's own server. `serial` counts the registrations over this connection. `threads_per_slot`
     is the number of threads of BLAS and OpenMP in each slot, and 0 means that this number is not
-    known.
+    known. `resources` is what the worker has, as (name, thousandths), and `grants` has what the
+    functions in `stale_leases` use of it.
     """
 
     SENT = "worker -> dispatcher"
@@ -433,6 +438,8 @@ class Register(Message, tag=40):
     index_given: bool = False
     serial: int = 0
     threads_per_slot: int = 0
+    resources: tuple[tuple[str, int], ...] = ()
+    grants: list[Granted] = []
 
     @property
     def named(self) -> bool:
@@ -468,8 +475,8 @@ class Assign(Message, tag=43):
 
     `report_before_start` has the worker report each start before it happens, because the items were
     with a worker that crashed and may have begun there. `workers` is the number of workers.
-    `pinned` says that the items were scheduled for this worker, so that they run before items that
-    any worker may run.
+    `pinned` says that the items run before other items, because they were scheduled for this worker
+    or have resources. `grants` has the resources of items that need some.
     """
 
     SENT = "dispatcher -> worker"
@@ -478,6 +485,7 @@ class Assign(Message, tag=43):
     report_before_start: bool = False
     workers: int = 0
     pinned: bool = False
+    grants: list[Granted] = []
 
 
 class StealRequest(Message, tag=44):
@@ -602,6 +610,18 @@ class Stalled(Message, tag=76):
     SENT = "dispatcher -> coordinator"
     waiting: int
     slots: int
+
+
+class Unsatisfied(Message, tag=77):
+    """No worker has the resources that these items, each (work, attempt), need; `text` names the
+    request and what the workers have. With `final` the items have ended; else they wait for a
+    worker that has enough, and `works` names only some of them.
+    """
+
+    SENT = "dispatcher -> coordinator"
+    works: list[tuple[int, int]]
+    text: str
+    final: bool = False
 
 
 class AskKey(Message, tag=72):

@@ -66,6 +66,7 @@ def test_shown_signatures_are_those_of_functions() -> None:
         "slots",
         "ps",
         "processes",
+        "resources",
         "options",
     ]
     assert next(iter(inspect.signature(DispatcherConfig).parameters)) == "port"

@@ -22,6 +22,7 @@ WRONG: dict[str, list[Any]] = {
     "bool": ["yes", 1, []],
     "str": [5, b"x", ["x"]],
     "Sequence[str]": ["localhost:1", [1], 5],
+    "Mapping[str, float | str]": [5, ["gpu"], {"gpu": [1]}],
     "frozenset[str]": [5, [1]],
 }
 CASES = [

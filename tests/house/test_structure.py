@@ -55,11 +55,13 @@ BESIDE_MACHINES = {
         "work",
     ),
     "zmqdist/scheduling/dispatcher": (
+        "demands",
         "membership_and_leases",
         "placement",
         "records",
+        "resources",
     ),
-    "zmqdist/scheduling/shared": ("actors", "broker_settings", "registrations"),
+    "zmqdist/scheduling/shared": ("actors", "broker_settings", "quantities", "registrations"),
     "zmqdist/scheduling/worker": (
         "records",
         "worker_events",

@@ -348,6 +348,14 @@ class WorkerJob(ServingJob, frozen=True):
             f"a whole number, 1 to {limits.SLOTS_MAX}, or auto",
         ),
     ] = 1
+    resources: Annotated[
+        dict[str, float | Literal["auto"]],
+        documented(
+            "What functions may use of each worker, by name; gpu: auto takes the GPUs in "
+            "CUDA_VISIBLE_DEVICES, or else those that nvidia-smi lists.",
+            "a mapping of names to numbers, 0 or more; gpu also auto",
+        ),
+    ] = {}
     threads_per_slot: Annotated[
         Amount | None,
         documented(

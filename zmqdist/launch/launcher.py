@@ -400,6 +400,7 @@ class Launch:
             host=section.host or host,
             index=index,
             slots=section.slots_here(),
+            resources=section.resources,
             processes=True,
             threads_per_slot=section.threads_per_slot,
             workers_on_host=1

@@ -16,7 +16,7 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from zmqdist import clock as time
@@ -64,6 +64,7 @@ class local_cluster(Cluster):
         of this host are divided among the slots of the workers that the constructor starts. In each
         slot NumPy's BLAS has as many threads as the slot has cores, unless OMP_NUM_THREADS or a
         similar variable is set.
+      resources: what functions may use of each worker, as in WorkerConfig.
       ps: number of parameter servers, for `zmqdist.ParameterServerStrategy`.
       processes: if True, workers and their slots are processes. They are not forked from this
         process, so that scripts and notebooks need no `__main__` guard. If False, they are threads
@@ -112,7 +113,13 @@ class local_cluster(Cluster):
     )
     @errors.naming_system_errors()
     def __init__(
-        self, workers: int = 2, slots: int = 1, ps: int = 0, processes: bool = True, **options: Any
+        self,
+        workers: int = 2,
+        slots: int = 1,
+        ps: int = 0,
+        processes: bool = True,
+        resources: Mapping[str, float | str] | None = None,
+        **options: Any,
     ) -> None:
         check_count("workers", workers)
         check_count("ps", ps)
@@ -121,6 +128,8 @@ class local_cluster(Cluster):
         # The config is made before a process is started, because its constructor raises if an
         # option is wrong.
         config = DispatcherConfig(**options)
+        self._resources = resources
+        WorkerConfig("127.0.0.1:1", resources=resources, processes=processes)
         config = dataclasses.replace(config, host=bindable(config.host))
         self._slots = slots
         fill_standard_streams()
@@ -433,6 +442,7 @@ class local_cluster(Cluster):
             self._address,
             index=index,
             slots=self._slots,
+            resources=self._resources,
             processes=processes,
             orphan_limit_s=limits.ORPHAN_LIMIT_S,
             token_file=self.credentials.token_file,

@@ -58,13 +58,19 @@ class BoundChild:
     """
 
     def __init__(
-        self, owner: BoundChildren, module: str, descriptors: Sequence[int], exited: Exited
+        self,
+        owner: BoundChildren,
+        module: str,
+        descriptors: Sequence[int],
+        exited: Exited,
+        variables: dict[str, str],
     ) -> None:
         self.pid = 0
         self.ticket = 0
         self.exited = exited
         self._owner = owner
         self._module = module
+        self._variables = variables
         self._loop = owner.loop
         self._errors, their_errors = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(their_errors, True)
@@ -97,7 +103,8 @@ class BoundChild:
         """
         self.ticket = ticket
         theirs, self._theirs = self._theirs, []
-        return [Order("", self._module, [], None, [2], ticket).to_memfd(), *theirs]
+        order = Order("", self._module, [], None, [2], ticket, self._variables)
+        return [order.to_memfd(), *theirs]
 
     def close(self) -> None:
         """Close the file descriptors that this process has open for the child. Idempotent."""
@@ -156,7 +163,13 @@ class BoundChildren:
         self.loop.add_fd(self._control.fileno(), self._read_control, self._send_queued)
         self._send_beat()
 
-    def spawn(self, module: str, descriptors: Sequence[int], exited: Exited) -> BoundChild:
+    def spawn(
+        self,
+        module: str,
+        descriptors: Sequence[int],
+        exited: Exited,
+        variables: dict[str, str] | None = None,
+    ) -> BoundChild:
         """Have the zygote fork a child that runs `main` of a module. This method returns before the
         child exists.
 
@@ -165,8 +178,9 @@ class BoundChildren:
             closed in this process after they were sent.
           exited: a function that is called once, when the child has ended. It is not called after
             `close`, or if the zygote ends before the child was ordered.
+          variables: environment variables of this child, beside those of the zygote.
         """
-        child = BoundChild(self, module, descriptors, exited)
+        child = BoundChild(self, module, descriptors, exited, variables or {})
         self._unordered.append(child)
         self._order_next()
         return child

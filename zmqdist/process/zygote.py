@@ -62,7 +62,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from types import ModuleType
 
@@ -108,6 +108,7 @@ class Order:
       numbers: numbers of file descriptors in the child. The first descriptor of the order gets the
         first number, and so on.
       ticket: the ticket of a bound child. 0 means that the child is unbound.
+      variables: environment variables that a bound child has beside those of the zygote.
     """
 
     name: str
@@ -116,6 +117,7 @@ class Order:
     environment: dict[str, str] | None
     numbers: list[int]
     ticket: int = 0
+    variables: dict[str, str] = field(default_factory=dict)
 
     def to_memfd(self) -> int:
         """Write the order into a memfd for the zygote. Return the file descriptor of the memfd,
@@ -431,6 +433,7 @@ class Zygote:
             os.environ.clear()
             os.environ.update(order.environment)
             child_command.use_path(path)
+        os.environ.update(order.variables)
         _settle_in(order)
 
 

@@ -129,7 +129,7 @@ class Script:
         assert dispatch.placement.queued == sum(queues)
         for load in dispatch.loads.values():
             assert all(load.held[number].session.held for number in load.held)
-            pinned = sum(bool(x.band.session_queue.worker) for x in load.leases.values())
+            pinned = sum(bool(x.band.session_queue.key) for x in load.leases.values())
             assert len(load.leases) <= load.window.limit + pinned, (
                 f"{load.name} has too many leases"
             )

@@ -35,12 +35,14 @@ from zmqdist.messages import (
     ResultReceived,
     StealRequest,
 )
-from zmqdist.scheduling.coordinator.options import PLAIN
+from zmqdist.scheduling.coordinator.options import PLAIN, WorkOptions
 from zmqdist.scheduling.dispatcher.machine import Broker
 from zmqdist.scheduling.dispatcher.machine import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member
 from zmqdist.scheduling.dispatcher.records import RUNNING
+from zmqdist.scheduling.dispatcher.resources import Ledger
 from zmqdist.scheduling.shared.broker_settings import BrokerSettings
+from zmqdist.scheduling.shared.quantities import Quantities
 
 FAULTS_UNTIL_S = 8.0
 CALM_LIMIT_S = 200.0
@@ -83,7 +85,11 @@ class SimCluster:
         self.random = Random(seed)
         self.clock = SimClock()
         self.settings = BrokerSettings(
-            lease_s=4.0, reconnect_grace_s=1.0, cancel_grace_s=0.3, attempts_max=3
+            lease_s=4.0,
+            reconnect_grace_s=1.0,
+            cancel_grace_s=0.3,
+            attempts_max=3,
+            growth_limit_s=20.0,
         )
         self.oracle = Oracle()
         self.trace: list[str] = []
@@ -97,7 +103,7 @@ class SimCluster:
         self._known: dict[SimConnection, set[tuple[int, int]]] = {}
         self._tick_at: float | None = None
         self._calm = False
-        self._can_kill = can_kill
+        self.can_kill = can_kill
         self.start_dispatcher()
         self.slots = self.random.choice((1, 1, 2, 3))
         self.workers: list[SimWorker] = []
@@ -142,10 +148,22 @@ class SimCluster:
 
     def start_worker(self, index: int) -> None:
         worker = SimWorker(
-            self, index, next(self._incarnations), can_kill=self._can_kill, slots=self.slots
+            self,
+            index,
+            next(self._incarnations),
+            can_kill=self.can_kill,
+            slots=self.slots,
+            resources=self._resources_of(index),
         )
         self.workers = [other for other in self.workers if other.process.alive] + [worker]
         self.log(f"{worker.key} starts")
+
+    def _resources_of(self, index: int) -> Quantities:
+        licences = ("licence", 2000 if index < 2 else 500)
+        return (("gpu", 2000), licences) if self.can_kill and index != 1 else (licences,)
+
+    def could_run(self, request: Quantities) -> bool:
+        return any(Ledger(self._resources_of(index)).fits(request) for index in (0, 1))
 
     def kill_worker(self, worker: SimWorker) -> None:
         if not worker.process.alive:
@@ -323,7 +341,7 @@ class SimCluster:
                 worker.cut_off_until = self.clock.now + self.random.uniform(2.0, 6.0)
             self.end_connection(worker.connection)
         elif kind.startswith("freeze"):
-            self._freeze(worker, slots_too=kind == "freeze all" or not self._can_kill)
+            self._freeze(worker, slots_too=kind == "freeze all" or not self.can_kill)
 
     def _freeze(self, worker: SimWorker, *, slots_too: bool) -> None:
         worker.freeze(slots_too=slots_too)
@@ -370,7 +388,7 @@ class SimCluster:
             detached = worker.connection is None or not worker.connection.open
             if detached and (worker.process.frozen or worker.thawed_unheard):
                 continue
-            if worker.has_disconnected and not self._can_kill:
+            if worker.has_disconnected and not self.can_kill:
                 continue
             for owner, submission in worker.executing():
                 work = submission >> SUBMISSIONS_SHIFT
@@ -391,7 +409,7 @@ class SimCluster:
                 )
 
     def check_registration(self, worker: SimWorker, message: Message) -> None:
-        if isinstance(message, Register) and self._can_kill:
+        if isinstance(message, Register) and self.can_kill:
             held = set(message.held)
             assert (
                 all(lease >> 40 == self.incarnation for lease in held) or not self.dispatcher_up
@@ -404,22 +422,23 @@ class SimCluster:
     def _check_options(self, member: Member, assign: Assign) -> None:
         """Check that each assigned item may run on this worker, and that no waiting work should
         have been assigned before it. Compare the item only with work of the same coordinator that
-        has the same options `worker` and `detached`."""
-        waiting: dict[tuple[int, str, bool], list[tuple[int, int, bool]]] = {}
+        has the same options, apart from the priority."""
+        waiting: dict[tuple[int, WorkOptions], list[tuple[int, int, bool]]] = {}
         for _, number, attempt, _, payload in assign.items:
             coordinator = self.coordinators[number - 1]
             work = int(payload.split(b"|")[2]) >> SUBMISSIONS_SHIFT
-            worker, priority, detached = coordinator.options.get(work, PLAIN)
+            options = coordinator.options.get(work, PLAIN)
+            worker, priority, _, request = options
             assert worker in ("", member.name), (
                 f"dispatch P12: work {work} is for {worker}, and goes to {member.name}"
             )
-            assert assign.pinned == bool(worker), (
+            assert assign.pinned == bool(worker or request), (
                 f"dispatch P12: the Assign to {member.name} does not say whether work {work} is "
                 f"pinned to it"
             )
-            line = (number, worker, detached)
+            line = (number, options._replace(priority=0))
             if line not in waiting:
-                waiting[line] = self._waiting(coordinator, worker, detached)
+                waiting[line] = self._waiting(coordinator, line[1])
             first = not attempt % (1 << SUBMISSION_SHIFT)
             for other, other_priority, others_first in waiting[line]:
                 early = other_priority < priority or (
@@ -432,11 +451,11 @@ class SimCluster:
                 assert early, f"dispatch P13: work {work} goes before {other}"
 
     def _waiting(
-        self, coordinator: SimCoordinator, worker: str, detached: bool
+        self, coordinator: SimCoordinator, line: WorkOptions
     ) -> list[tuple[int, int, bool]]:
         """Return the coordinator's work that waits in the dispatcher's queues and was scheduled
-        with these `worker` and `detached`. Each entry is (work, priority, whether this is its first
-        submission)."""
+        with these options, apart from the priority. Each entry is (work, priority, whether this is
+        its first submission)."""
         sessions = self.broker.dispatch.sessions.values()
         parts = [
             part
@@ -451,7 +470,7 @@ class SimCluster:
         return [
             (item[0], options.priority, not item[1] % (1 << SUBMISSION_SHIFT))
             for item, options in items
-            if (options.worker, options.detached) == (worker, detached)
+            if options._replace(priority=0) == line
         ]
 
     def _check_steal(self, connection: SimConnection, steal: StealRequest) -> None:
@@ -484,7 +503,7 @@ class SimCluster:
         member = self.broker.membership.by_peer[connection]
         self._check_options(member, message)
         load = self.broker.dispatch.loads[member]
-        own = sum(bool(lease.band.session_queue.worker) for lease in load.leases.values())
+        own = sum(bool(lease.band.session_queue.key) for lease in load.leases.values())
         fits = load.outstanding <= load.window.limit or (message.pinned and own <= member.slots)
         assert fits, "dispatch P6: more leases than the window allows"
         for worker in self.workers:
@@ -532,7 +551,10 @@ class SimCluster:
     def _check_nothing_left(self) -> None:
         snapshot = self.broker.snapshot()
         assert snapshot.queued == 0, "dispatch P7: work waits at the end"
+        stocks = self.broker.dispatch.placement.demands.stocks
         for row in snapshot.workers:
+            used = {name: amount for name, amount in stocks.used(row.name).items() if amount}
+            assert not used, f"dispatch P19: {row.name} has {used} in use at the end"
             assert row.leases == 0, f"dispatch P1: {row.name} has leases at the end"
         for session in snapshot.coordinators:
             assert session.out == 0, "dispatch P1: work is with a worker at the end"

@@ -70,6 +70,7 @@ from zmqdist.scheduling.coordinator.work import (
     Work,
 )
 from zmqdist.scheduling.shared.broker_settings import BrokerSettings
+from zmqdist.scheduling.shared.quantities import Quantities
 
 ANSWER_S = 2.0
 """Seconds within which, without faults, the program gets the reply to a request to take back work.
@@ -94,6 +95,7 @@ class CoordinatorSurroundings(Protocol):
     oracle: Oracle
     dispatcher_up: bool
     quiet_since: float
+    can_kill: bool
 
     def new_connection(self, name: str, down: Callable[[Message], None]) -> SimConnection:
         """Return a new connection of a client to the dispatcher; `down` gets the messages for the
@@ -102,8 +104,23 @@ class CoordinatorSurroundings(Protocol):
     def holder(self, reference: bytes) -> SimWorker | None:
         """Return the live worker that holds the value of this reference, or None."""
 
+    def could_run(self, request: Quantities) -> bool:
+        """Return whether one of the workers that always come back has these resources."""
+
     def check_nothing_executes(self, coordinator: SimCoordinator, last_work: int) -> None:
         """Raise AssertionError if work of an ended round still executes."""
+
+
+REQUESTS: tuple[dict[str, float], ...] = (
+    {},
+    {"gpu": 1},
+    {"gpu": 0.5, "licence": 0.25},
+    {"gpu": 2},
+    {"licence": 1},
+    {"licence": 2},
+    {"gpu": 3},
+)
+"""What scheduled functions need. No worker has three GPUs."""
 
 
 class SimCoordinator:
@@ -271,7 +288,14 @@ class SimCoordinator:
         worker = self._random.choices(
             ("", "worker:0", "worker:1", "worker:2", "worker:9"), (4, 3, 3, 2, self._strays)
         )[0]
-        options = WorkOptions.checked(worker or None, self._random.choice((-1, 0, 0, 1, 5)))
+        request = self._random.choices(REQUESTS, (6, 2, 2, 1, 2, 1, self._strays / 2))[0]
+        if worker and not self._strays:
+            request = {}  # this worker may have too little
+        if not self.cluster.can_kill:
+            request = {name: amount for name, amount in request.items() if name != "gpu"}
+        options = WorkOptions.checked(
+            worker or None, self._random.choice((-1, 0, 0, 1, 5)), request
+        )
         return options._replace(detached=self._random.random() < 0.3)
 
     def _fn(self) -> int:
@@ -516,8 +540,12 @@ class SimCoordinator:
                 f"dispatch P14: work {work} is detached, and ends with a round"
             )
         if kind == UNAVAILABLE:
-            assert self.options[work].worker, (
+            worker, request = self.options[work].worker, self.options[work].resources
+            assert worker or request, (
                 f"coordinator P11: work {work} is for any worker, and fails for want of one"
+            )
+            assert worker or not self.cluster.could_run(request), (
+                f"dispatch P20: work {work} fails, although a worker has the resources for it"
             )
 
     def _check_result(self, work: int, payload: bytes) -> None:

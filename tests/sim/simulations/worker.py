@@ -27,7 +27,9 @@ from zmqdist.messages import (
     Message,
     SlotsLost,
 )
+from zmqdist.scheduling.dispatcher.resources import Ledger
 from zmqdist.scheduling.shared.broker_settings import BrokerSettings
+from zmqdist.scheduling.shared.quantities import Grant, Quantities
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import (
     NOT_RUN,
@@ -108,6 +110,9 @@ class SimSlot:
     given_up: tuple[int, int] = (0, 0)
     given_to: int = 0
     cancel: int = 0
+    devices: tuple[int, ...] = ()
+    grants: dict[int, Grant] = field(default_factory=dict)
+    """The resources of items that have some, by position."""
 
 
 class WorkerSurroundings(Protocol):
@@ -174,6 +179,7 @@ class SimWorker:
         *,
         can_kill: bool,
         slots: int,
+        resources: Quantities,
     ) -> None:
         self.cluster = cluster
         self.process = SimProcess()
@@ -193,6 +199,9 @@ class SimWorker:
         self.own: set[int] = set()
         self.held: dict[int, int] = {}
         """The large results that the worker holds: lease -> number of the function's run."""
+        self._resources = resources
+        self._grants: dict[int, Grant] = {}
+        """The resources of each lease that has some."""
         self._begun: set[int] = set()
         """The leases whose work has begun at this worker."""
         self._random: Random = cluster.random
@@ -209,6 +218,7 @@ class SimWorker:
             orphan_limit_s=1e6,
             can_kill=can_kill,
             now=cluster.clock.now,
+            resources=resources,
         )
         self._perform(self.machine.start())
         self.connect()
@@ -313,6 +323,9 @@ class SimWorker:
         if isinstance(message, Assign):
             for lease, coordinator, _, _, payload in message.items:
                 self._what[lease] = (coordinator, int(payload.split(b"|")[2]) >> SUBMISSIONS_SHIFT)
+            self._grants |= {
+                lease: Grant(amounts, devices) for lease, amounts, devices in message.grants
+            }
         self.process.post(lambda: self.handle(Heard(DISPATCHER, message)))
 
     def handle(self, event: Event) -> None:
@@ -362,8 +375,8 @@ class SimWorker:
                         self._note_starts(message)
                         self.cluster.check_registration(self, message)
                         self.connection.send_up(message)
-                case Spawn(slot):
-                    self._spawn(slot)
+                case Spawn(slot, devices):
+                    self._spawn(slot, devices)
                 case Give():
                     self._give(effect)
                 case Reclaim(slot):
@@ -387,8 +400,8 @@ class SimWorker:
     def _later(self, delay_s: float, event: Event) -> None:
         self.cluster.clock.after(delay_s, lambda: self.process.post(lambda: self.handle(event)))
 
-    def _spawn(self, index: int) -> None:
-        slot = self._slots[index] = SimSlot(index)
+    def _spawn(self, index: int, devices: tuple[int, ...]) -> None:
+        slot = self._slots[index] = SimSlot(index, devices=devices)
 
         def ready() -> None:
             if slot.alive:
@@ -415,6 +428,10 @@ class SimWorker:
         slot = self._slots[give.slot]
         assert slot is not None
         slot.given_to = give.items[-1][0]
+        for position, *_ in give.items:
+            lease = self.machine.lease_at(give.slot, position)
+            if lease in self._grants:
+                slot.grants[position] = self._grants[lease]
         if not self.machine.can_kill:
             assert (slot.running, len(give.items)) == (None, 1), (
                 "worker P1: a thread has one item at a time"
@@ -464,6 +481,7 @@ class SimWorker:
             self.cluster.check_reported_before_start(self, lease)
         slot.position = position
         slot.running = (position, coordinator, int(work))
+        self._check_resources(slot, slot.grants.get(position, Grant(())))
         slot.run = self.cluster.new_run(coordinator, int(work))
         self.cluster.clock.after(POLL_S, lambda: self._look(slot, position))
         lost = next(
@@ -476,6 +494,27 @@ class SimWorker:
             return
         duration_s = DURATIONS_S[kind] * self._random.uniform(0.5, 1.5)
         self.cluster.clock.after(duration_s, lambda: self._end_of(slot, position, kind))
+
+    def _check_resources(self, slot: SimSlot, grant: Grant) -> None:
+        """Check that the running functions use no more than the worker has, and that a function
+        with devices runs in a slot for them."""
+        left = Ledger(self._resources)
+        running = [s for s in self._slots if s is not None and s.alive and s.running is not None]
+        for other in running:
+            assert other.running is not None
+            left.change(other.grants.get(other.running[0], Grant(())), -1)
+        assert min([0, *left.free.values(), *left.devices]) == 0, (
+            f"dispatch P19: {self.key} runs functions that use more than it has"
+        )
+        devices = grant.devices
+        assert slot.devices == devices, (
+            f"worker P11: a function with the devices {devices} begins in a slot for {slot.devices}"
+        )
+        for other in running:
+            assert other.devices == devices or not set(other.devices) & set(devices), (
+                f"worker P11: a function with the devices {devices} runs beside a slot for "
+                f"{other.devices}"
+            )
 
     def _look(self, slot: SimSlot, position: int) -> None:
         if slot.alive and slot.running is not None and slot.running[0] == position:

@@ -230,6 +230,7 @@ class ClusterCoordinator:
         retries: int = 0,
         timeout: float | None = None,
         lineage: bool = False,
+        resources: Mapping[str, float] | None = None,
     ) -> RemoteValue[T]:
         """Run `fn(*args, **kwargs)` on a worker and return a RemoteValue for its result.
 
@@ -266,6 +267,9 @@ class ClusterCoordinator:
             error is DeadlineExceededError.
           lineage: as `keep`, but a lost value is recomputed when it is needed. Lost inputs that
             have a lineage are recomputed first.
+          resources: what the function uses of its worker while it runs, as {"gpu": 1, "licence":
+            0.5}. It waits until a worker has this much that no other function uses, and fails with
+            UnavailableError if no worker could ever have it (docs/resources.md).
 
         Raises:
           Exception: an earlier function of this round failed, and neither `get` nor `exception` of
@@ -273,15 +277,16 @@ class ClusterCoordinator:
             would, and schedules no function.
           TypeError: `fn` is not callable, `args` is text or not iterable, or another argument has a
             wrong type.
-          ValueError: `worker` is not the name of a worker, `priority` does not fit 32 bits,
+          ValueError: `worker` is not the name of a worker, `priority` does not fit 32 bits, an
+            amount of `resources` is not above 0, or `gpu` is above 1 and no whole number,
             `retries` or `timeout` is out of range, or a RemoteValue of another coordinator, or a
             single value of PerWorkerValues, is among the arguments.
           InvalidArgumentError: `fn` or an argument cannot be pickled; the message says which.
           FailedPreconditionError: the coordinator has been closed.
         """
         options, plan_options = PLAIN, NO_OPTIONS
-        if worker is not None or priority:
-            options = WorkOptions.checked(worker, priority)
+        if worker is not None or priority or resources:
+            options = WorkOptions.checked(worker, priority, resources)
         if retries or timeout is not None or lineage:
             plan_options = PlanOptions.checked(retries, timeout, lineage)
         if isinstance(args, (str, bytes)) or not (args is None or isinstance(args, Iterable)):

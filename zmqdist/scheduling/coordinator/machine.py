@@ -102,6 +102,7 @@ from zmqdist.messages import (
     Results,
     RoundEnded,
     StartsLost,
+    Unsatisfied,
     Workers,
 )
 from zmqdist.scheduling.coordinator.affinity import WorkerAffinity
@@ -887,6 +888,17 @@ class CoordinatorMachine:
                 if final:
                     self._finish(work, LOST, extra.lost_starts)
 
+    def _unsatisfied(self, items: list[tuple[int, int]], text: str) -> None:
+        """Resolve as unavailable the work for which no worker has the resources."""
+        for number, attempt in items:
+            work = self.works.get(number)
+            if work is None or not work.is_of_present(attempt):
+                continue
+            if work.state is State.ABANDONED:
+                self._confirm_abandoned(work)
+            elif work.state in AWAITING_RESULT:
+                self._finish(work, UNAVAILABLE, text.encode())
+
     def _confirm_abandoned(self, work: Work) -> None:
         del self.works[work.number]
         self._move(work, SUCCEEDED if _is_available(work) else FAILED)
@@ -899,6 +911,8 @@ class CoordinatorMachine:
                 self._results(items)
             case StartsLost():
                 self._starts_lost(message)
+            case Unsatisfied(items, text, True):
+                self._unsatisfied(items, text)
             case Begun(items):
                 self._begun(items)
             case QueueProgress(left_queue):

@@ -5,11 +5,13 @@ and time-out.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import index
 from typing import Any, Final, NamedTuple
 
 from zmqdist.clock import deadline, seconds
+from zmqdist.scheduling.shared.quantities import Quantities, quantities
 
 
 class WorkOptions(NamedTuple):
@@ -23,9 +25,12 @@ class WorkOptions(NamedTuple):
     worker: str = ""
     priority: int = 0
     detached: bool = False
+    resources: Quantities = ()
 
     @classmethod
-    def checked(cls, worker: int | str | None, priority: int) -> WorkOptions:
+    def checked(
+        cls, worker: int | str | None, priority: int, resources: Mapping[str, float] | None = None
+    ) -> WorkOptions:
         """Return the checked options, or PLAIN for the defaults. Raises ValueError if an option is
         invalid, TypeError if its type is.
         """
@@ -33,9 +38,10 @@ class WorkOptions(NamedTuple):
             raise ValueError(
                 f"priority is {priority}, wants a whole number from -2**31 to 2**31 - 1"
             )
-        if worker is None and not priority:
+        if worker is None and not priority and not resources:
             return PLAIN
-        return cls("" if worker is None else worker_name(worker), index(priority))
+        needed = quantities(resources or {})
+        return cls("" if worker is None else worker_name(worker), index(priority), resources=needed)
 
 
 PLAIN: Final = WorkOptions()

@@ -45,6 +45,7 @@ from zmqdist.messages import (
     Read,
     Refused,
     Stalled,
+    Unsatisfied,
 )
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.service import RpcService
@@ -122,6 +123,8 @@ log = logging.getLogger("zmqdist.coordinator")
 Watcher: TypeAlias = "Callable[[list[Joined], list[Left]], None]"
 """A function that the loop calls with the workers that joined, each (name, incarnation, pid, host),
 and the workers that left, each (name, incarnation, reason)."""
+
+UNSATISFIED = "%s waits: %s"
 
 STALLED = (
     "%d functions that functions have scheduled wait for a slot, all %d slots at %s are busy, and "
@@ -529,6 +532,10 @@ class CoordinatorRuntime:
         elif isinstance(message, DescribeWork):
             names = self.listeners.names_of_resources()
             self._dealer.send(described(message, self.machine.works, names))
+        elif isinstance(message, Unsatisfied) and not message.final:
+            works = (self.machine.works.get(number) for number, _ in message.works)
+            waiting = ", ".join(dict.fromkeys(work.name for work in works if work is not None))
+            log.warning(UNSATISFIED, waiting, message.text)
         elif isinstance(message, Stalled):
             log.warning(STALLED, message.waiting, message.slots, self.target.address)
         elif isinstance(message, Refused):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from _thread import get_ident
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, TypeVar, overload
@@ -44,6 +44,7 @@ class TaskOptions(TypedDict, total=False):
     timeout: float | None
     keep: bool
     lineage: bool
+    resources: Mapping[str, float] | None
     lifetime: str | None
     restarts: int
     concurrency: int | None
@@ -181,7 +182,9 @@ class Submitter:
             text = f"a text of 1 to {NAME_CHARS_MAX} printable characters"
             raise ValueError(f"name is {name!r:.100}, wants {text}")
         self._coordinator, self._settings, self._name = coordinator, settings, name
-        self._options = WorkOptions.checked(settings.get("worker"), settings.get("priority", 0))
+        self._options = WorkOptions.checked(
+            settings.get("worker"), settings.get("priority", 0), settings.get("resources")
+        )
         self._plan_options = PlanOptions.checked(
             settings.get("retries", 0), settings.get("timeout"), lineage
         )

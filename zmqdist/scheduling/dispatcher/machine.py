@@ -34,7 +34,7 @@ Promises, checked by tests/sim
     P5   RoundEnded is sent only when no work of the round can be executing on any worker, lost and
          frozen workers included
     P6   a worker never has more leases than its window, with one exception: it may always have one
-         pinned work item for each slot
+         work item that is pinned or has resources for each slot
     P7   if a worker is alive and no further fault occurs, every queue empties
     P8   a function is sent to a worker once after its registration, before the first work item that
          uses it
@@ -60,6 +60,11 @@ Promises, checked by tests/sim
     P18  while all slots are busy, work of a nested session (the coordinator of a scheduled
          function) waits, and nothing begins or ends for STALLED_S, one nested session gets one
          Stalled, and no other until all nested sessions have ended
+    P19  each item with resources that has not ended at its worker has a grant of that worker; the
+         grants of a worker never exceed what it has; they are released when nothing of the item can
+         execute at this worker (resources.py, demands.py)
+    P20  work that no member could run even with nothing in use fails at the latest `growth_limit_s`
+         after the last change of the members, unless there is no member
 
 Not here: which workers are alive (membership_and_leases.py), how a worker runs its leases
 (scheduling/worker/machine.py), and payloads, which are opaque.
@@ -74,7 +79,7 @@ from typing import TypeAlias
 from zmqdist import errors
 from zmqdist.batches import split
 from zmqdist.events import Heard, Peer, PeerExpelled, PeerGone, ProcessExited, Send, Ticked
-from zmqdist.limits import BATCH_ITEMS_MAX, COORDINATORS_MAX, QUEUE_MAX
+from zmqdist.limits import BATCH_ITEMS_MAX, COORDINATORS_MAX, GROWTH_LIMIT_S, QUEUE_MAX
 from zmqdist.messages import (
     ALL_NUMBERS,
     BULK,
@@ -129,6 +134,7 @@ from zmqdist.scheduling.dispatcher.records import (
     WorkWindow,
 )
 from zmqdist.scheduling.shared.broker_settings import BrokerSettings
+from zmqdist.scheduling.shared.quantities import Grant, quantities_problem
 from zmqdist.scheduling.shared.registrations import coordinator_problem
 
 SLOTS_END_S = 0.1
@@ -165,10 +171,17 @@ class Dispatch:
         as (worker, exit code, when).
     """
 
-    def __init__(self, *, attempts_max: int, lease_s: float, first_lease: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        attempts_max: int,
+        lease_s: float,
+        growth_limit_s: float = GROWTH_LIMIT_S,
+        first_lease: int = 1,
+    ) -> None:
         self.attempts_max = attempts_max
         self._lease_s = lease_s
-        self.placement = Placement(first_lease)
+        self.placement = Placement(first_lease, growth_limit_s)
         self.sessions: dict[Peer, CoordinatorSession] = {}
         self._closed_sessions: dict[int, list[CoordinatorSession]] = {}
         self._ending_sessions: dict[CoordinatorSession, None] = {}
@@ -187,8 +200,9 @@ class Dispatch:
         """The time at which `settle` and `assign` must next be called if no event occurs before;
         None means never."""
         first = self.placement.deadline
-        if (stall_at := self._stalls.deadline) is not None:
-            first = stall_at if first is None else min(first, stall_at)
+        for at in (self._stalls.deadline, self.placement.demands.deadline):
+            if at is not None:
+                first = at if first is None else min(first, at)
         if not self._ending_sessions and not self._forget_at:
             return first
         times = [*self._forget_at.values()] if first is None else [*self._forget_at.values(), first]
@@ -280,7 +294,11 @@ class Dispatch:
         if missing:
             problem = f"work for functions {sorted(missing)[:5]} that were never defined"
             return [Send(session.peer, Refused(errors.FAILED_PRECONDITION, problem))]
-        self.placement.enqueue(session, message.worker, message.priority, message.items)
+        if problem := quantities_problem(message.resources):
+            return [Send(session.peer, Refused(errors.INVALID_ARGUMENT, problem))]
+        self.placement.enqueue(
+            session, message.worker, message.priority, message.items, message.resources
+        )
         if main in self._stalls.sessions:
             self._stalls.moved(now)
         if session is main and session.submitted - session.progress_reported >= session.queue_max:
@@ -401,6 +419,7 @@ class Dispatch:
         load = self.loads[member] = WorkerLoad(member, WorkWindow(member.slots), member.name)
         load.stale_leases = dict(register.stale_leases)
         self.placement.add_worker(load)
+        self._note_grants(load, register)
         effects = _abort_strays(load, register.held)
         effects += self._report_worker_count() if len(self.loads) == 1 else []
         return effects + self._report_members(Members([_member_row(member)], []))
@@ -410,6 +429,7 @@ class Dispatch:
         because messages may have been lost."""
         load = self.loads[member]
         load.stale_leases = dict(register.stale_leases)
+        self._note_grants(load, register)
         # The last messages over the old connection may be lost, so functions are sent again (P8), and
         # no reply to a StealRequest is expected.
         load.known_functions.clear()
@@ -442,7 +462,7 @@ class Dispatch:
     def lost(self, loss: MemberLost, now: float) -> list[Send]:
         member, exit_code, log, settled = loss.member, loss.exit_code, loss.log, loss.settled
         load = self.loads.pop(member)
-        self.placement.remove_worker(load)
+        self.placement.remove_worker(load, now)
         leases = list(load.leases.values())
         # P5: a worker whose process may still run stops its functions when its lease expires.
         until = now + SLOTS_END_S if settled else member.heard_at + self._lease_s
@@ -557,7 +577,14 @@ class Dispatch:
     def assign(self, now: float) -> list[Send]:
         """Hand out waiting work, and report progress to coordinators whose queue was full. The
         caller must call this after each event."""
-        return self.placement.assign(now) + self._report_progress()
+        effects = self.placement.assign(now)
+        if self.placement.demands.ready:
+            notices, unmet = self.placement.demands.judge(now)
+            effects += notices
+            for queue in unmet:
+                queue.session.finished += queue.count
+                self.placement.drop_queue(queue)
+        return effects + self._report_progress()
 
     # -- ends --------------------------------------------------------------------------------------
 
@@ -668,6 +695,14 @@ class Dispatch:
         )
 
     # -- small things ------------------------------------------------------------------------------
+
+    def _note_grants(self, load: WorkerLoad, register: Register) -> None:
+        """Count what the worker's stale leases use. A dispatcher knows only the resources of leases
+        that it has made itself."""
+        for number, amounts, devices in register.grants:
+            if number in load.stale_leases and number not in load.grants:
+                load.grants[number] = grant = Grant(amounts, devices)
+                self.placement.demands.stocks.occupy(load.name, grant)
 
     def _forget_everywhere(self, coordinator: int, numbers: list[int]) -> list[Send]:
         forget = Forget(coordinator, numbers, everywhere=True)
@@ -894,7 +929,10 @@ class Broker:
     def __init__(self, settings: BrokerSettings, *, first_lease: int = 1) -> None:
         self.settings = settings
         self.dispatch = Dispatch(
-            attempts_max=settings.attempts_max, lease_s=settings.lease_s, first_lease=first_lease
+            attempts_max=settings.attempts_max,
+            lease_s=settings.lease_s,
+            growth_limit_s=settings.growth_limit_s,
+            first_lease=first_lease,
         )
         self.membership = Membership(
             settings.lease_s, settings.reconnect_grace_s, settings.cancel_grace_s, self.dispatch

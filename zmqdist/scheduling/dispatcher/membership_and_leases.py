@@ -37,6 +37,7 @@ from zmqdist import errors
 from zmqdist.events import Heard, Peer, PeerExpelled, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.limits import WORKERS_MAX
 from zmqdist.messages import SAID_GOODBYE, Goodbye, Leave, Refused, Register, Registered
+from zmqdist.scheduling.shared.quantities import Quantities
 from zmqdist.scheduling.shared.registrations import worker_problem
 
 BEAT_S_MIN = 1.0
@@ -77,6 +78,8 @@ class Member:
     threads_per_slot: int = 0
     address: str = ""
     """The address at which other processes reach the worker's own server."""
+    resources: Quantities = ()
+    """What the worker has."""
     away_until: float = 0.0
     leaving: bool = False
     leave_grace_s: float | None = None
@@ -267,6 +270,7 @@ class Membership:
             peer=peer,
             threads_per_slot=register.threads_per_slot,
             address=register.address,
+            resources=register.resources,
         )
         self.members[register.job, index] = self._by_incarnation[
             register.job, register.incarnation

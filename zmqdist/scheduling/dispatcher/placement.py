@@ -8,6 +8,8 @@ Rules
     Work pinned to a worker waits in a queue of its own. As soon as this worker has room, it gets
     the pinned work before any other work. Pinned work is never handed out to another worker, and
     the dispatcher does not request it back.
+    Work that needs resources has queues of its own (demands.py), and gets its room with the pinned
+    work, before work that any worker may run.
     There are lists of idle workers, of workers with capacity and of overloaded workers. `reindex`
     recomputes to which lists a worker belongs, and must be called after each change of the worker's
     load. No step looks at all workers, so an event costs the same with two workers and with ten
@@ -32,6 +34,7 @@ from collections.abc import Iterator
 from zmqdist.batches import split
 from zmqdist.events import Send
 from zmqdist.messages import SUBMISSION_SHIFT, Assign, Item, Leased, StealRequest
+from zmqdist.scheduling.dispatcher.demands import Demands
 from zmqdist.scheduling.dispatcher.records import (
     CoordinatorSession,
     Handout,
@@ -41,6 +44,7 @@ from zmqdist.scheduling.dispatcher.records import (
     SessionQueue,
     WorkerLoad,
 )
+from zmqdist.scheduling.shared.quantities import Quantities
 
 STEAL_WORTH_S = 0.01
 """Seconds. Work that its worker will begin sooner than this is not requested back, because the
@@ -52,13 +56,16 @@ class Placement:
 
     Args:
       first_lease: the number of the first lease.
+      growth_limit_s: as in DispatcherConfig.
 
     Attributes:
+      demands: the queues of work that needs resources, and the resources of the workers.
       queued, queued_pinned: the number of waiting work items of all sessions, and the number of
         those that are pinned to a worker.
     """
 
-    def __init__(self, first_lease: int) -> None:
+    def __init__(self, first_lease: int, growth_limit_s: float) -> None:
+        self.demands = Demands(growth_limit_s)
         self.queued = 0
         self._next_lease = first_lease
         self._ready_queues: deque[SessionQueue] = deque()
@@ -91,15 +98,21 @@ class Placement:
     # -- waiting work ------------------------------------------------------------------------------
 
     def enqueue(
-        self, session: CoordinatorSession, worker: str, priority: int, items: list[Item]
+        self,
+        session: CoordinatorSession,
+        worker: str,
+        priority: int,
+        items: list[Item],
+        request: Quantities = (),
     ) -> None:
-        """Queue work items behind the items of the same session, worker and priority.
+        """Queue work items behind the items of the same session, worker, resources and priority.
 
         Args:
           worker: the name of the worker to which the items are pinned; empty if any worker may run
             them.
+          request: the resources that each item needs.
         """
-        queue = session.queue_for(worker)
+        queue = session.queue_for(worker, request)
         queue.band(priority).items.extend(items)
         session.submitted += len(items)
         self._count(queue, len(items))
@@ -113,7 +126,8 @@ class Placement:
           report_before_start: whether the work may have begun without a report, so that its next
             worker must report the start first.
         """
-        queue = lease.session.queue_for(lease.band.session_queue.worker)
+        former = lease.band.session_queue
+        queue = lease.session.queue_for(former.worker, former.request)
         band = queue.band(lease.band.priority)
         if lease.lost:  # this work goes to the end, because it may crash its next process as well
             band.items.append(lease.next_item())
@@ -155,24 +169,32 @@ class Placement:
     def drop(self, session: CoordinatorSession) -> None:
         """Remove all waiting work of a session."""
         for queue in list(session.queues.values()):
-            self._count(queue, -sum(map(len, queue.bands)))
-            for band in queue.bands:
-                band.items.clear()
-                band.report_before_start.clear()
-            queue.bands.clear()
-            self._remove_ready(queue)
-        session.left_queue = session.submitted
+            self.drop_queue(queue)
+
+    def drop_queue(self, queue: SessionQueue) -> None:
+        """Remove all waiting work of a queue."""
+        count = queue.count
+        self._count(queue, -count)
+        for band in queue.bands:
+            band.items.clear()
+            band.report_before_start.clear()
+        queue.bands.clear()
+        self._remove_ready(queue)
+        queue.session.left_queue += count
 
     def waiting_for(self, worker: str) -> Iterator[tuple[CoordinatorSession, Item]]:
         """Yield the work items that are pinned to this worker and still wait."""
-        for queue in self._ready_pinned.get(worker, ()):
+        demands = [queue for queue in self.demands.ready if queue.worker == worker]
+        for queue in (*self._ready_pinned.get(worker, ()), *demands):
             for band in queue.bands:
                 for item in (*band.report_before_start, *band.items):
                     yield queue.session, item
 
     def _count(self, queue: SessionQueue, more: int) -> None:
         self.queued += more
-        if queue.worker:
+        if queue.request:
+            self.demands.queued += more
+        elif queue.worker:
             self.queued_pinned += more
 
     def _add_ready(self, queue: SessionQueue) -> None:
@@ -180,6 +202,9 @@ class Placement:
         if queue.is_ready:
             return
         queue.is_ready = True
+        if queue.request:
+            self.demands.add(queue)
+            return
         if not queue.worker:
             self._ready_queues.append(queue)
             return
@@ -190,31 +215,39 @@ class Placement:
     def _remove_ready(self, queue: SessionQueue) -> None:
         """Remove a queue without work from the queues that take turns."""
         if queue.is_ready:
-            (self._ready_pinned[queue.worker] if queue.worker else self._ready_queues).remove(queue)
+            if not queue.request:
+                (self._ready_pinned[queue.worker] if queue.worker else self._ready_queues).remove(
+                    queue
+                )
             self._note_not_ready(queue)
 
     def _note_not_ready(self, queue: SessionQueue) -> None:
-        """Record that a queue no longer takes turns. Drop the queue if it was for pinned work."""
+        """Record that a queue no longer takes turns. Drop the queue if it was for pinned work, or
+        for work that needs resources."""
         queue.is_ready = False
         worker = queue.worker
-        if worker:
-            del queue.session.queues[worker]
-            if not self._ready_pinned[worker]:
-                del self._ready_pinned[worker]
-                if worker in self._loads_by_name:
-                    self._with_pinned_work.pop(self._loads_by_name[worker], None)
+        if queue.key:
+            del queue.session.queues[queue.key]
+        if queue.request:
+            self.demands.remove(queue)
+        elif worker and not self._ready_pinned[worker]:
+            del self._ready_pinned[worker]
+            if worker in self._loads_by_name:
+                self._with_pinned_work.pop(self._loads_by_name[worker], None)
 
     # -- workers -----------------------------------------------------------------------------------
 
     def add_worker(self, load: WorkerLoad) -> None:
         """Add a worker that has joined, so that work can be handed out to it."""
         self._loads_by_name[load.name] = load
+        self.demands.add_worker(load)
         self.reindex(load)
 
-    def remove_worker(self, load: WorkerLoad) -> None:
+    def remove_worker(self, load: WorkerLoad, now: float) -> None:
         """Remove a worker that is lost. Another worker may join under its name."""
         self.reindex(load)
         del self._loads_by_name[load.name]
+        self.demands.remove_worker(load, now)
 
     def reindex(self, load: WorkerLoad) -> None:
         """Recompute which lists of workers this worker belongs to (idle, with capacity,
@@ -223,6 +256,10 @@ class Placement:
         Call `reindex` after every change of the worker's load. It makes the cost of `assign`
         independent of the number of workers.
         """
+        if load.grants:
+            self.demands.release_ended(load)
+        if self.demands.ready:
+            self.demands.stocks.changed[load.name] = None
         count = load.outstanding
         member = load.member
         slots = member.slots
@@ -245,9 +282,11 @@ class Placement:
         """Hand out waiting work, or request work back for idle workers if no work waits. The caller
         must call this after each event."""
         ready = self._ready_queues
-        if not ready and not self._with_pinned_work:
-            return self._steal(now)
         pinned: dict[WorkerLoad, Handout] = {}
+        if self.demands.ready:
+            self._hand_out_demands(pinned, now)
+        elif not ready and not self._with_pinned_work:
+            return self._steal(now)
         batches: dict[WorkerLoad, Handout] = {}
         # P12: no other worker may run pinned work, so it gets the room first.
         while self._with_pinned_work:
@@ -260,7 +299,8 @@ class Placement:
             self._hand_out(load, load.member.slots - load.outstanding, ready, batches, now)
         while ready and self._with_capacity:
             load = next(iter(self._with_capacity))
-            share = max(1, (self.queued - self.queued_pinned) // len(self._with_capacity))
+            plain = self.queued - self.queued_pinned - self.demands.queued
+            share = max(1, plain // len(self._with_capacity))
             self._hand_out(
                 load, min(share, load.window.limit - load.outstanding), ready, batches, now
             )
@@ -279,6 +319,29 @@ class Placement:
         usable = load.reachable and not load.member.leaving
         waits = usable and load.name in self._ready_pinned
         _set(self._with_pinned_work, load, waits and _pinned_capacity(load) > 0)
+
+    def _hand_out_demands(self, batches: dict[WorkerLoad, Handout], now: float) -> None:
+        """Hand out work whose resources are free, item by item."""
+        while (next_grant := self.demands.next_grant(now)) is not None:
+            load, queue, grant = next_grant
+            batch = batches.setdefault(load, Handout())
+            load.window.note_handed_out(now)
+            band = queue.bands[-1]
+            number = self._next_lease
+            if band.report_before_start:
+                self._grant(
+                    load, band, band.report_before_start, 1, batch, batch.report_before_start
+                )
+            else:
+                self._grant(load, band, band.items, 1, batch, batch.items)
+            # `reindex` releases the grant again if the item was skipped.
+            load.grants[number] = grant
+            batch.grants.append((number, *grant))
+            if not len(band):
+                queue.bands.pop()
+            if not queue.bands:
+                self._remove_ready(queue)
+            self.reindex(load)
 
     def _hand_out(
         self,
@@ -411,7 +474,12 @@ class Placement:
             if items:
                 for share in split(items):
                     yield Assign(
-                        functions, share, report_before_start, len(self._loads_by_name), pinned
+                        functions,
+                        share,
+                        report_before_start,
+                        len(self._loads_by_name),
+                        pinned,
+                        batch.grants,
                     )
                     functions = []
 
@@ -424,7 +492,7 @@ class Placement:
 
 def _stealable(load: WorkerLoad) -> list[int]:
     """Return the leases that a worker may give back: leases whose work has neither begun nor was
-    it cancelled, and is not pinned.
+    it cancelled, and is neither pinned nor has resources.
 
     The oldest of these leases are left out if the worker needs them to have one lease for each
     slot.
@@ -432,7 +500,7 @@ def _stealable(load: WorkerLoad) -> list[int]:
     spare = [
         number
         for number, lease in load.leases.items()
-        if lease.state is LeaseState.ASSIGNED and not lease.band.session_queue.worker
+        if lease.state is LeaseState.ASSIGNED and not lease.band.session_queue.key
     ]
     return spare[max(0, load.member.slots - (load.outstanding - len(spare))) :]
 
@@ -445,12 +513,7 @@ def _pinned_capacity(load: WorkerLoad) -> int:
     before the other work (P6).
     """
     room = load.window.limit - load.outstanding
-    return (
-        room
-        if room > 0
-        else load.member.slots
-        - sum(bool(lease.band.session_queue.worker) for lease in load.leases.values())
-    )
+    return room if room > 0 else load.room_ahead
 
 
 def _worth_stealing_at(load: WorkerLoad) -> float:

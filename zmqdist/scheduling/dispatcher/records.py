@@ -29,12 +29,13 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Final
+from typing import Final, TypeAlias
 
 from zmqdist.events import Peer
 from zmqdist.limits import WORKER_WINDOW_MAX
-from zmqdist.messages import SUBMISSION_SHIFT, Forget, Item, Leased
+from zmqdist.messages import SUBMISSION_SHIFT, Forget, Granted, Item, Leased
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member
+from zmqdist.scheduling.shared.quantities import Grant, Quantities
 from zmqdist.transitions import enter
 
 HORIZON_S = 0.05
@@ -129,6 +130,8 @@ class WorkWindow:
         )
 
 
+QueueKey: TypeAlias = "str | tuple[str, Quantities]"
+
 _priority = attrgetter("priority")
 
 
@@ -155,23 +158,35 @@ class PriorityBand:
 
 class SessionQueue:
     """One queue of a session: its waiting work that is pinned to one certain worker, or its waiting
-    work that any worker may run.
+    work that any worker may run. Work that needs resources has a queue for each request.
 
     Attributes:
       worker: the name of the worker to which the work is pinned; empty if any worker may run it.
+      request: the resources that each item needs.
+      key: what the queue is called in `CoordinatorSession.queues`; empty for work that any worker
+        may run, without resources.
       bands: one band for each priority that has work, the highest priority last.
       is_ready: whether this is one of the queues that take turns in `Placement`. Invariant: a queue
         that is ready has work.
     """
 
-    __slots__ = ("_plain_band", "bands", "is_ready", "session", "worker")
+    __slots__ = ("_plain_band", "bands", "is_ready", "key", "request", "session", "worker")
 
-    def __init__(self, session: CoordinatorSession, worker: str) -> None:
+    def __init__(
+        self, session: CoordinatorSession, worker: str, request: Quantities, key: QueueKey
+    ) -> None:
         self.session = session
         self.worker = worker
+        self.request = request
+        self.key = key
         self.bands: list[PriorityBand] = []
         self.is_ready = False
         self._plain_band = PriorityBand(self)
+
+    @property
+    def count(self) -> int:
+        """The number of items."""
+        return sum(map(len, self.bands))
 
     def band(self, priority: int) -> PriorityBand:
         """Return the band of a priority; make it if it is missing. The caller must add work,
@@ -194,8 +209,9 @@ class CoordinatorSession:
     ends.
 
     Attributes:
-      queues: the queues by worker name: "" for work that any worker may run, and one for each
-        worker with waiting pinned work.
+      queues: the queues by `SessionQueue.key`: "" for work that any worker may run, one for each
+        worker with waiting pinned work, and one for each worker and request of waiting work that
+        needs resources.
       functions: pickled functions by number.
       held: bulk results that workers hold, including kept values: (work, attempt) -> (worker,
         lease).
@@ -217,7 +233,7 @@ class CoordinatorSession:
     coordinator: int
     peer: Peer
     queue_max: int
-    queues: dict[str, SessionQueue] = field(default_factory=dict)
+    queues: dict[QueueKey, SessionQueue] = field(default_factory=dict)
     functions: dict[int, bytes] = field(default_factory=dict)
     held: dict[tuple[int, int], tuple[WorkerLoad, int]] = field(default_factory=dict)
     watches_members: bool = False
@@ -241,10 +257,11 @@ class CoordinatorSession:
         """This session, and the session of its detached work if it exists."""
         return (self,) if self.detached is None else (self, self.detached)
 
-    def queue_for(self, worker: str) -> SessionQueue:
-        queue = self.queues.get(worker)
+    def queue_for(self, worker: str, request: Quantities = ()) -> SessionQueue:
+        key = (worker, request) if request else worker
+        queue = self.queues.get(key)
         if queue is None:
-            queue = self.queues[worker] = SessionQueue(self, worker)
+            queue = self.queues[key] = SessionQueue(self, worker, request, key)
         return queue
 
     def is_quiet(self, now: float) -> bool:
@@ -369,6 +386,8 @@ class WorkerLoad:
       held: the worker's leases that have ended and whose bulk results it holds, by number.
       stale_leases: leases that the worker has dropped, but whose functions still run in its
         threads: lease -> coordinator.
+      grants: the resources of the worker's leases that need some, by number, until the lease has
+        ended and its function is known to run no more.
       known_functions: the functions that were sent to the worker, as (coordinator, number).
       steals: the number of leases that the dispatcher has requested back, until the worker
         replies.
@@ -389,6 +408,7 @@ class WorkerLoad:
     leases: dict[int, Lease] = field(default_factory=dict)
     held: dict[int, Lease] = field(default_factory=dict)
     stale_leases: dict[int, int] = field(default_factory=dict)
+    grants: dict[int, Grant] = field(default_factory=dict)
     known_functions: set[tuple[int, int]] = field(default_factory=set)
     steals: int = 0
     undelivered_forgets: list[Forget] = field(default_factory=list)
@@ -406,15 +426,33 @@ class WorkerLoad:
     def reachable(self) -> bool:
         return self.member.peer is not None
 
+    @property
+    def room_ahead(self) -> int:
+        """How many more items may run before other work at this worker, because they are pinned or
+        have resources, if there is one for each slot."""
+        return self.member.slots - sum(
+            bool(lease.band.session_queue.key) for lease in self.leases.values()
+        )
+
+    @property
+    def has_place(self) -> bool:
+        """Whether the worker may get an item that has resources."""
+        return (
+            self.reachable
+            and not self.member.leaving
+            and (self.outstanding < self.member.slots or self.room_ahead > 0)
+        )
+
 
 @dataclass(slots=True)
 class Handout:
-    """The work that one call of `assign` hands out to one worker: new functions, items, and items
-    whose start must be reported first."""
+    """The work that one call of `assign` hands out to one worker: new functions, items, items whose
+    start must be reported first, and the resources of these items."""
 
     functions: list[tuple[int, int, bytes]] = field(default_factory=list)
     items: list[Leased] = field(default_factory=list)
     report_before_start: list[Leased] = field(default_factory=list)
+    grants: list[Granted] = field(default_factory=list)
 
 
 @dataclass(slots=True)

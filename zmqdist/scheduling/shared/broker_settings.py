@@ -18,3 +18,4 @@ class BrokerSettings:
     reconnect_grace_s: float = limits.RECONNECT_GRACE_S
     cancel_grace_s: float = limits.CANCEL_GRACE_S
     attempts_max: int = limits.ATTEMPTS_MAX
+    growth_limit_s: float = limits.GROWTH_LIMIT_S

@@ -20,6 +20,7 @@ from zmqdist.addresses import advertised_address, check_advertised
 from zmqdist.blas_threads import thread_variables
 from zmqdist.field_types import check_fields, checks_options
 from zmqdist.scheduling.shared.broker_settings import BrokerSettings
+from zmqdist.scheduling.shared.quantities import check_worker_amounts
 from zmqdist.scheduling.shared.registrations import job_problem, text_problem
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import BOUND_PORT, DTS_PORT
@@ -77,6 +78,8 @@ class DispatcherConfig(BrokerSettings):
       cancel_grace_s: the default `cancel_grace_s` of coordinators that get the DispatchServer, not
         only its address, as their target.
       attempts_max: the number of lost starts after which a work item fails with WorkerLost.
+      growth_limit_s: how long after the last worker has joined or was lost a function waits for a
+        worker that has enough resources for it.
       token_file, keys_dir: the places of the secrets, if they are not in the default place.
       insecure: whether to use neither token nor keys, so that any process that reaches the port can
         run code. Logs a warning at each start.
@@ -110,6 +113,8 @@ class DispatcherConfig(BrokerSettings):
         _check_more_than_0(lease_s=self.lease_s, reconnect_grace_s=self.reconnect_grace_s)
         if not self.cancel_grace_s >= 0:
             raise _invalid(f"cancel_grace_s is {self.cancel_grace_s}, wants 0 s or more")
+        if not self.growth_limit_s >= 0:
+            raise _invalid(f"growth_limit_s is {self.growth_limit_s}, wants 0 s or more")
         if self.attempts_max < 1:
             raise _invalid(f"attempts_max is {self.attempts_max}, wants 1 or more")
         _check_port(self.port)
@@ -202,6 +207,9 @@ class WorkerConfig:
       job, index: the worker's name. If `index` is None, the dispatcher chooses the lowest free
         index, and perhaps a new one after a reconnect.
       slots: how many functions the worker runs at a time.
+      resources: what functions may use of this worker, as {"gpu": 2, "memory_gb": 64}; None means
+        nothing (docs/resources.md). "gpu" may be "auto": the GPUs in CUDA_VISIBLE_DEVICES, or else
+        those that nvidia-smi lists. It needs `processes`.
       schedule_start_delay_s: worker i delays the first function of each coordinator by i times this
         delay, but by no more than `schedule_start_delay_max_s` (0 means no bound). For a field that
         is None the worker reads ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY or
@@ -247,6 +255,7 @@ class WorkerConfig:
     job: str = "worker"
     index: int | None = None
     slots: int = 1
+    resources: Mapping[str, float | str] | None = None
     processes: bool = False
     threads_per_slot: int | None = None
     workers_on_host: int = 1
@@ -265,6 +274,10 @@ class WorkerConfig:
         check_fields(self)
         if not 1 <= self.slots <= limits.SLOTS_MAX:
             raise _invalid(f"slots is {self.slots}, wants 1 to {limits.SLOTS_MAX}")
+        try:
+            check_worker_amounts(self.resources, processes=self.processes)
+        except (TypeError, ValueError) as error:
+            raise _invalid(str(error)) from None
         if self.threads_per_slot is not None and self.threads_per_slot < 1:
             raise _invalid(f"threads_per_slot is {self.threads_per_slot}, wants 1 or more, or None")
         if self.index is not None and not 0 <= self.index <= limits.WORKER_INDEX_MAX:

@@ -19,6 +19,7 @@ from zmqdist.limits import (
     WORKER_TAGS_MAX,
 )
 from zmqdist.messages import Register, RegisterCoordinator
+from zmqdist.scheduling.shared.quantities import GPU, UNIT, quantities_problem
 
 _JOB: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _PID_MAX: Final = 2**22
@@ -59,6 +60,16 @@ def worker_problem(register: Register) -> str:
     ):
         if problem := text_problem(name, text):
             return problem
+    if problem := quantities_problem(register.resources):
+        return problem
+    gpus = dict(register.resources).get(GPU, 0)
+    if gpus % UNIT:
+        return f"resources: gpu is {gpus / UNIT:g}, wants whole devices"
+    for _, amounts, devices in register.grants:
+        if problem := quantities_problem(amounts):
+            return problem
+        if not all(0 <= device < gpus // UNIT for device in devices):
+            return f"a lease has the devices {devices}, wants some of {gpus // UNIT}"
     try:
         if register.address and not split_address(register.address)[0]:
             return f"{register.address!r} is not an address: no host before the colon"

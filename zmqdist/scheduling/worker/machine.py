@@ -6,6 +6,9 @@ Theory of operation of the slots
     their positions (records.py). A slot gets quick work in batches, so that it is not idle while a
     message travels, and slow work one by one. The machine can take back the items that a slot has
     not begun (`Reclaim`; the reply contains the slot's position).
+    An item with devices needs a slot of its own: a process that was started for exactly these devices
+    (P11). If there is none, an idle slot ends, and another takes its place. So does a slot without
+    devices when other work waits and only slots with devices are idle.
     Outcomes are reported at the end of the event that makes them known. The start of an item is
     reported with the next outcomes. If an item runs for so long that the runtime sees its start in
     the position of its process slot, the start gets a message of its own. If the worker is lost,
@@ -58,6 +61,9 @@ Promises, checked by tests/scheduling/worker/test_machine.py and tests/sim
         begun, so that pinned work can begin
     P10 an item that a slot has begun is neither taken back from the slot nor begun again by this
         worker
+    P11 an item with devices runs in a process that was started for these devices, and no process
+        that was started for other devices, some of which are the same, runs meanwhile; other work
+        does not run in processes that were started for devices
 
 Not here: processes, threads and pipes (runtime.py), and the functions themselves, which are opaque.
 """
@@ -66,6 +72,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import inf
 from typing import Final
 
@@ -96,7 +103,15 @@ from zmqdist.messages import (
     SlotsLost,
     StealRequest,
 )
-from zmqdist.scheduling.worker.records import Slot, SlotState, Stagger, WaitingWork, kill_overdue
+from zmqdist.scheduling.shared.quantities import Grant, Quantities
+from zmqdist.scheduling.worker.records import (
+    Slot,
+    SlotState,
+    Stagger,
+    WaitingWork,
+    kill_overdue,
+    slots_to_change,
+)
 from zmqdist.scheduling.worker.worker_events import (
     NOT_RUN,
     DispatcherConnected,
@@ -323,6 +338,7 @@ class WorkerMachine:
       queue, slots: the work that waits for a slot, and the slots.
       functions: the pickled functions, by (coordinator, number).
       results: the outcomes of the bulk results that the worker holds, by lease.
+      grants: the resources of leases that have some. Some of these leases may have ended.
       workers: the number of workers in the cluster, from the last Assign.
       serving: whether data tasks still serve readers. While they do, a leaving worker stays until
         the end of its grace.
@@ -346,6 +362,7 @@ class WorkerMachine:
         tags: tuple[str, ...] = (),
         start_delay: tuple[float, float] = (0.0, 0.0),
         threads_per_slot: int = 0,
+        resources: Quantities = (),
     ) -> None:
         self.job, self.index, self.can_kill = job, index, can_kill
         self._register_template = Register(
@@ -360,11 +377,13 @@ class WorkerMachine:
             address,
             tags,
             threads_per_slot=threads_per_slot,
+            resources=resources,
         )
         self.leaving, self.serving, self.workers = False, False, 0
         self.exit: Exit | None = None
         self.slots = [Slot(i) for i in range(slots)]
         self.queue = WaitingWork()
+        self.grants: dict[int, Grant] = {}
         self._busy_since: float | None = None
         """Since when the worker has had work that is not in a report of its busy time yet."""
         self.functions: dict[tuple[int, int], bytes] = {}
@@ -455,10 +474,15 @@ class WorkerMachine:
 
     def _handle_message(self, message: object, now: float) -> list[Effect]:
         match message:
-            case Assign(functions, items, report_before_start, workers, pinned) if (
+            case Assign(functions, items, report_before_start, workers, pinned, grants) if (
                 self.contact.registered
             ):
                 self.workers = workers
+                if grants:
+                    self._drop_ended_grants()
+                    self.grants.update(
+                        (lease, Grant(amounts, devices)) for lease, amounts, devices in grants
+                    )
                 self._stagger.note_arrival(items, self.index, now)
                 if not self.running:
                     self._busy_since = now
@@ -529,6 +553,7 @@ class WorkerMachine:
             if slot.state is SlotState.LEFT_OVER
             for _, item in slot.given
         ]
+        self._drop_ended_grants()
         template, contact = self._register_template, self.contact
         index = -1 if contact.index_conflict else self.index
         by_dispatcher, serial = index >= 0 and not contact.named, contact.serial
@@ -539,8 +564,16 @@ class WorkerMachine:
             stale_leases=stale_leases,
             index_given=by_dispatcher,
             serial=serial,
+            grants=[
+                (lease, *self.grants[lease]) for lease, _ in stale_leases if lease in self.grants
+            ],
         )
         return [Send(DISPATCHER, register)]
+
+    def _drop_ended_grants(self) -> None:
+        live = {item[0] for item in self.queue}
+        live.update(lease for slot in self.slots for lease in slot.leases())
+        self.grants = {lease: grant for lease, grant in self.grants.items() if lease in live}
 
     def _tick(self, now: float) -> list[Effect]:
         contact = self.contact
@@ -669,6 +702,8 @@ class WorkerMachine:
             # A slot whose item was aborted may be killed soon, together with what it has.
             if slot.state is not SlotState.READY or slot.abort_at:
                 continue
+            if (self.grants or slot.devices) and not self._suits(slot):
+                continue
             if (
                 self.queue.report_before_start
                 and self.queue[0][0] in self.queue.report_before_start
@@ -676,6 +711,34 @@ class WorkerMachine:
                 effects += self._announce_then_give(slot, now)
             elif len(slot.given) <= slot.batch // 2 and not _pinned_would_wait(slot, self.queue):
                 effects.append(self._give(slot, slot.batch - len(slot.given), now))
+        if self.queue and (self.grants or any(slot.devices for slot in self.slots)):
+            effects += self._change_slots()
+        return effects
+
+    def _devices_of(self, item: Leased) -> tuple[int, ...]:
+        grant = self.grants.get(item[0])
+        return () if grant is None else grant.devices
+
+    def _suits(self, slot: Slot) -> bool:
+        """Return whether a slot may get the next item of the queue. An item with resources begins
+        at once, so that the resources are not idle."""
+        if slot.devices != (devices := self._devices_of(self.queue[0])):
+            return False
+        if slot.given and self.queue[0][0] in self.grants:
+            return False
+        return not devices or not any(
+            other.devices != devices and not set(other.devices).isdisjoint(devices)
+            for other in self.slots
+        )
+
+    def _change_slots(self) -> list[Effect]:
+        """End idle slots so that the first items of the queue get slots with their devices."""
+        effects: list[Effect] = []
+        first = [*takewhile(lambda item: item[0] in self.grants, self.queue)] or [self.queue[0]]
+        for item in first if self.can_kill else ():
+            for slot in slots_to_change(self.slots, self._devices_of(item)):
+                slot.enter(SlotState.ENDING)
+                effects.append(Kill(slot.index))
         return effects
 
     def _announce_then_give(self, slot: Slot, now: float) -> list[Effect]:
@@ -703,8 +766,11 @@ class WorkerMachine:
         items: list[tuple[int, int, int, bytes]] = []
         queue, reported = self.queue, self.queue.report_before_start
         slot_items, known_functions, position = slot.given, slot.known, slot.position
+        grants = self.grants
         for _ in range(min(count, len(queue))):
             if reported and queue[0][0] in reported:
+                break
+            if grants and slot_items and (slot.devices or queue[0][0] in grants):
                 break
             item = queue.popleft()
             _, coordinator, _, fn, payload = item
@@ -820,8 +886,11 @@ class WorkerMachine:
                 again.append(item)
         self.queue.put_back(again)
         effects += self._returned(back)
-        self.slots[event.slot] = Slot(event.slot)
-        return effects if self.leaving and not self.queue else [*effects, Spawn(event.slot)]
+        devices = slot.next_devices
+        self.slots[event.slot] = Slot(event.slot, devices=devices)
+        return (
+            effects if self.leaving and not self.queue else [*effects, Spawn(event.slot, devices)]
+        )
 
     def _balance(self, now: float) -> list[Effect]:
         stuck = [

@@ -79,6 +79,8 @@ class Slot:
       to_return: the leases that must go back to the dispatcher if their items have not begun.
       abort_at: the time when the grace of each aborted lease ends.
       reported_to: the position up to which starts were reported.
+      devices: the devices that its process may use; () for a slot of work without devices.
+      next_devices: while the slot is ENDING, the devices of the slot that takes its place.
     """
 
     index: int
@@ -91,6 +93,8 @@ class Slot:
     to_return: set[int] = field(default_factory=set)
     abort_at: dict[int, float] = field(default_factory=dict)
     reported_to: int = 0
+    devices: tuple[int, ...] = ()
+    next_devices: tuple[int, ...] = ()
     _since: float = 0.0
     _count: int = 0
 
@@ -195,6 +199,30 @@ def kill_overdue(slots: Iterable[Slot], now: float) -> list[Kill]:
             slot.enter(_S.ENDING)
             effects.append(Kill(slot.index))
     return effects
+
+
+def slots_to_change(slots: Iterable[Slot], devices: tuple[int, ...]) -> list[Slot]:
+    """Return the idle slots whose processes must end so that an item with these devices can begin,
+    and set their `next_devices`. One of them gets the devices, unless a slot has them or waits for
+    them. The others have some of the devices, whose memory their processes may still occupy.
+    """
+    idle = [slot for slot in slots if slot.state is _S.READY and not slot.given]
+    others = set(devices)
+    overlapping = [
+        slot for slot in idle if slot.devices != devices and not others.isdisjoint(slot.devices)
+    ]
+    suited = any(
+        slot.next_devices == devices
+        if slot.state is _S.ENDING
+        else slot.devices == devices and not slot.given
+        for slot in slots
+    )
+    # Prefer a slot that has to end anyway, then one of the other kind.
+    candidates = overlapping or sorted(idle, key=lambda slot: bool(slot.devices) == bool(devices))
+    if suited or not candidates:
+        return overlapping
+    candidates[0].next_devices = devices
+    return overlapping or candidates[:1]
 
 
 class WaitingWork(deque[Leased]):

@@ -39,6 +39,7 @@ from zmqdist.scheduling.shared.config import WorkerConfig, reached_at
 from zmqdist.scheduling.shared.parts import WorkerPart, WorkerSurroundings
 from zmqdist.scheduling.shared.references import PartsFetcher, decode_reference, encode_reference
 from zmqdist.scheduling.shared.store import BulkStore, Fetcher, Holdings
+from zmqdist.scheduling.worker.devices import take_resources
 from zmqdist.scheduling.worker.function_call import Functions, run
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.records import SlotRow
@@ -202,6 +203,9 @@ class WorkerRuntime(Generic[P]):
             loop.on_stop(service.close)
             self._bind(router, security.public, host)
             self._slots: ProcessSlots | ThreadSlots
+            taken = take_resources(config)
+            for claim in taken.sockets:
+                loop.on_stop(claim.close)
             about_slots = config.slots, self._handle, self._hold
             if self._children is not None:
                 self._slots = ProcessSlots(
@@ -212,6 +216,7 @@ class WorkerRuntime(Generic[P]):
                     self._children,
                     self._worker,
                     self._dispatcher,
+                    taken.gpus,
                 )
             else:
                 own = partial(own_cluster.of_slot, self._dispatcher, credentials)
@@ -241,6 +246,7 @@ class WorkerRuntime(Generic[P]):
                 tags=tuple(config.worker_tags or ()),
                 start_delay=config.start_delay,
                 threads_per_slot=threads_in(environment),
+                resources=taken.quantities,
             )
             self.machine.serving = True
         except BaseException:

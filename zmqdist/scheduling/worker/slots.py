@@ -14,12 +14,13 @@ import mmap
 import os
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqdist.cluster.resolvers.devices import CUDA
 from zmqdist.errors import OpError, ResourceExhaustedError, UnavailableError, describe_exit
 from zmqdist.messages import BULK, ERROR
 from zmqdist.process.bound_children import BoundChild, BoundChildren
@@ -92,6 +93,7 @@ class ProcessSlots:
       children: forks the slot processes.
       worker: returns the worker's index and the number of workers.
       dispatcher: the address of the dispatcher.
+      gpus: the ids of the worker's GPUs, by number.
 
     Attributes:
       deaths: the number of slot processes that ended without being killed by this worker.
@@ -112,9 +114,11 @@ class ProcessSlots:
         children: BoundChildren,
         worker: Worker,
         dispatcher: str,
+        gpus: Sequence[str],
     ) -> None:
         self.loop = loop
         self.dispatcher = dispatcher
+        self._gpus = gpus
         self.address = address
         self.key = key
         self._feed = feed
@@ -134,8 +138,15 @@ class ProcessSlots:
             return  # no process can be forked, and `_zygote_died` reports the deaths of all slots
         process = self._slots[spawn.slot] = _SlotProcess(self, spawn.slot)
         process.child = self._children.spawn(
-            slot_main.__name__, process.child_fds(), lambda code: self._exited(process, code)
+            slot_main.__name__,
+            process.child_fds(),
+            lambda code: self._exited(process, code),
+            self._variables(spawn.devices),
         )
+
+    def _variables(self, devices: tuple[int, ...]) -> dict[str, str]:
+        """Return the environment variables of a slot for these devices."""
+        return {CUDA: ",".join(self._gpus[device] for device in devices)} if devices else {}
 
     def give(self, give: Give) -> None:
         process = self._slots[give.slot]

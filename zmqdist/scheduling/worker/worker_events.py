@@ -131,9 +131,11 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """Start a slot's process, or its thread."""
+    """Start a slot's process, or its thread. `devices` are the numbers of the worker's devices that
+    the process may use; if there are none, it sees what the worker sees."""
 
     slot: int
+    devices: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,184 @@
+"""The queues of work that needs resources: which item goes to which worker, and what is told about
+work that no worker can run. No I/O.
+
+Rules
+    Work of one session that needs the same resources, and is pinned to the same worker or to none,
+    has one queue. Queues take turns, one item each; a queue for which a worker is kept free
+    (resources.py) comes first. An item goes to a worker only if the resources are free there, and
+    at most one such item for each slot, so that nothing is reserved for work that could not begin.
+    It runs before other work of that worker. Workers with an idle slot are preferred.
+    A queue that becomes ready looks at all workers that have resources, once; then it looks only at
+    those that have changed. So an event costs the same with many workers and with few.
+    If no member could satisfy a request even with nothing in use, the session is told so at once.
+    The work still waits, because a worker may join: until `growth_limit_s` after a worker has last
+    joined or was lost. Then it fails. In a cluster that has not changed for so long it fails at
+    once. A member that is away within its grace, or leaves, counts like the others. Work that is
+    pinned to an absent worker, and all work while there is no member, waits for as long as the
+    coordinator says (its P6 and P11).
+
+Not here: what the workers have (resources.py), and the leases (placement.py).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+
+from zmqdist.events import Send
+from zmqdist.limits import BATCH_ITEMS_MAX
+from zmqdist.messages import Unsatisfied
+from zmqdist.scheduling.dispatcher.records import SessionQueue, WorkerLoad
+from zmqdist.scheduling.dispatcher.resources import Stocks
+from zmqdist.scheduling.shared.quantities import Grant, amounts_text
+
+TOLD_WORKS_MAX = 8
+"""The largest number of waiting items that a message names when no worker can run them."""
+
+
+class Demands:
+    """The ready queues of work that needs resources; the module's docstring has the rules.
+
+    Attributes:
+      resources: what the workers have and what of it is in use.
+      queued: the number of waiting items in the queues.
+      ready: the queues with work, in the order of turns.
+    """
+
+    def __init__(self, growth_limit_s: float) -> None:
+        self.stocks = Stocks()
+        self.queued = 0
+        self.ready: OrderedDict[SessionQueue, None] = OrderedDict()
+        self._growth_limit_s = growth_limit_s
+        self._members_changed_at = -growth_limit_s
+        self._loads: dict[str, WorkerLoad] = {}
+        self._having: dict[str, WorkerLoad] = {}
+        """The workers that have resources."""
+        self._unseen: dict[SessionQueue, deque[WorkerLoad]] = {}
+        """The workers at which a queue that has become ready has yet to look."""
+        self._unmet: dict[SessionQueue, None] = {}
+        """The queues of whose request their sessions know that no worker can satisfy it."""
+        self._unjudged: dict[SessionQueue, None] = {}
+        """The queues that are new, or all if a worker has joined or was lost."""
+
+    @property
+    def deadline(self) -> float | None:
+        """The time at which `judge` must next be called; None means never."""
+        return self._members_changed_at + self._growth_limit_s if self._unmet else None
+
+    # -- queues ------------------------------------------------------------------------------------
+
+    def add(self, queue: SessionQueue) -> None:
+        """Add a queue that now has work."""
+        self.ready[queue] = None
+        busy: list[WorkerLoad] = []
+        idle: deque[WorkerLoad] = deque()
+        for load in (
+            [self._having[queue.worker]]
+            if queue.worker in self._having
+            else (() if queue.worker else self._having.values())
+        ):
+            (idle if load.outstanding < load.member.slots else busy).append(load)
+        idle.extend(busy)
+        self._unseen[queue] = idle
+        self._unjudged[queue] = None
+
+    def remove(self, queue: SessionQueue) -> None:
+        """Remove a queue without work."""
+        del self.ready[queue]
+        self._unseen.pop(queue, None)
+        self._unmet.pop(queue, None)
+        self._unjudged.pop(queue, None)
+        self.stocks.drop_claim(queue)
+
+    # -- workers -----------------------------------------------------------------------------------
+
+    def add_worker(self, load: WorkerLoad) -> None:
+        self._loads[load.name] = load
+        if load.member.resources:
+            self._having[load.name] = load
+        self.stocks.add_worker(load.name, load.member.resources)
+        self._note_change(load.member.joined_at)
+
+    def remove_worker(self, load: WorkerLoad, now: float) -> None:
+        del self._loads[load.name]
+        self._having.pop(load.name, None)
+        self.stocks.remove_worker(load.name)
+        self._note_change(now)
+
+    def release_ended(self, load: WorkerLoad) -> None:
+        """Release the resources of leases that have ended."""
+        for number in [
+            n for n in load.grants if n not in load.leases and n not in load.stale_leases
+        ]:
+            self.stocks.release(load.name, load.grants.pop(number))
+
+    def _note_change(self, now: float) -> None:
+        self._members_changed_at = now
+        self._unjudged.update(self.ready)
+
+    # -- decisions ---------------------------------------------------------------------------------
+
+    def next_grant(self, now: float) -> tuple[WorkerLoad, SessionQueue, Grant] | None:
+        """Reserve resources for one item. Return the worker, the queue of the item and the grant;
+        None if no item can be handed out now."""
+        stocks = self.stocks
+        stocks.keep_free(now)
+        first = [queue for queue in stocks.kept.values() if queue in self.ready]
+        changed = [load for name in stocks.changed if (load := self._having.get(name)) is not None]
+        for queue in (*first, *self.ready):
+            assert isinstance(queue, SessionQueue)
+            for load in changed:
+                if (grant := self._reserve(load, queue)) is not None:
+                    return load, queue, grant
+            unseen = self._unseen.get(queue)
+            while unseen:
+                if (grant := self._reserve(unseen[0], queue)) is not None:
+                    return unseen[0], queue, grant
+                unseen.popleft()
+            stocks.claim(queue, queue.request, now, queue.worker)
+        self._unseen.clear()
+        stocks.changed.clear()
+        return None
+
+    def _reserve(self, load: WorkerLoad, queue: SessionQueue) -> Grant | None:
+        if queue.worker not in ("", load.name) or not load.has_place:
+            return None
+        grant = self.stocks.reserve(load.name, queue.request, queue)
+        if grant is not None:
+            self.stocks.drop_claim(queue)
+            self.ready.move_to_end(queue)
+        return grant
+
+    def judge(self, now: float) -> tuple[list[Send], list[SessionQueue]]:
+        """Return what to tell sessions of requests that no worker can satisfy, and the queues whose
+        work must end for that reason."""
+        effects: list[Send] = []
+        unjudged, self._unjudged = self._unjudged, {}
+        for queue in unjudged:
+            if self.stocks.can_ever(queue.request, queue.worker):
+                self._unmet.pop(queue, None)
+            elif queue not in self._unmet:
+                self._unmet[queue] = None
+                effects += self._told(queue, TOLD_WORKS_MAX, final=False)
+        ended = []
+        if self._unmet and now >= self._members_changed_at + self._growth_limit_s:
+            ended = list(self._unmet)
+            effects = [
+                effect for queue in ended for effect in self._told(queue, queue.count, final=True)
+            ]
+        return effects, ended
+
+    def _told(self, queue: SessionQueue, count: int, *, final: bool) -> list[Send]:
+        works = [
+            (item[0], item[1])
+            for band in reversed(queue.bands)
+            for item in (*band.report_before_start, *band.items)
+        ][:count]
+        where = f"{queue.worker}, to which it is pinned, has" if queue.worker else "a worker has"
+        text = (
+            f"it needs {amounts_text(queue.request)}, which is more than {where} in all "
+            f"({self.stocks.text()}): ask for less, or start a worker with resources= for it"
+        )
+        return [
+            Send(queue.session.peer, Unsatisfied(works[at : at + BATCH_ITEMS_MAX], text, final))
+            for at in range(0, len(works), BATCH_ITEMS_MAX)
+        ]
