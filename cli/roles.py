@@ -167,6 +167,14 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     "GPUs of this host. May be repeated.",
 )
 @click.option(
+    "--memory-max",
+    "memory_max_gb",
+    type=click.FloatRange(0, min_open=True),
+    metavar="GB",
+    help="Memory that a function may use, without shared arrays; one that takes more is ended with "
+    "an error.  [default: no bound]",
+)
+@click.option(
     "--threads",
     is_flag=True,
     help="Run functions in threads instead of processes; a running function then cannot be killed.",
@@ -227,6 +235,7 @@ def worker(
     *,
     slots: int | str | None,
     resources: tuple[tuple[str, float | str], ...],
+    memory_max_gb: float | None,
     threads: bool,
     host: str | None,
     advertise: str | None,
@@ -265,6 +274,7 @@ def worker(
         host=host or section.host,
         slots=section.slots_here() if slots is None else WorkerJob(slots=slots).slots_here(),  # type: ignore[arg-type]
         resources={**section.resources, **dict(resources)},
+        memory_max_gb=memory_max_gb or section.memory_max_gb,
         processes=not threads,
         threads_per_slot=threads_per_slot or section.threads_per_slot,
         orphan_limit_s=orphan_limit_s or section.orphan_limit_s,

@@ -27,7 +27,16 @@ from typing import Any, Final, Protocol, get_args, get_origin, get_type_hints
 import msgspec
 
 from zmqdist import messages
-from zmqdist.messages import BULK, CANCELLED, ERROR, INPUT_LOST, KEPT, SUBMISSION_SHIFT, VALUE
+from zmqdist.messages import (
+    BULK,
+    CANCELLED,
+    ERROR,
+    INPUT_LOST,
+    KEPT,
+    OUT_OF_MEMORY,
+    SUBMISSION_SHIFT,
+    VALUE,
+)
 
 KINDS: Final = {
     "not-run": -1,
@@ -37,6 +46,7 @@ KINDS: Final = {
     "cancelled": CANCELLED,
     "kept": KEPT,
     "input-lost": INPUT_LOST,
+    "out-of-memory": OUT_OF_MEMORY,
 }
 KIND_NAMES: Final = {kind: name for name, kind in KINDS.items()}
 FUNCTION: Final = 7

@@ -44,7 +44,7 @@ Granted: TypeAlias = tuple[int, tuple[tuple[str, int], ...], tuple[int, ...]]
 of a resource. Devices are numbers among the GPUs that the worker has."""
 Outcome: TypeAlias = tuple[int, int, bytes]
 """The end of a lease: (lease, kind, payload). `kind` is one of the constants VALUE to
-INPUT_LOST.
+OUT_OF_MEMORY.
 """
 Result: TypeAlias = tuple[int, int, int, bytes]
 """The end of a work item: (work, attempt, kind, payload)."""
@@ -73,6 +73,9 @@ INPUT_LOST = 5
 """The function did not run, because the holder no longer has the value of an input. The payload is
 from `encode_loss` (scheduling/shared/remote_results.py).
 """
+OUT_OF_MEMORY = 6
+"""The function was ended, because its slot used more memory than it may. The payload is the reason
+as text."""
 
 
 SAID_GOODBYE = "said goodbye"

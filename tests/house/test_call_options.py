@@ -67,6 +67,7 @@ def test_shown_signatures_are_those_of_functions() -> None:
         "ps",
         "processes",
         "resources",
+        "memory_max_gb",
         "options",
     ]
     assert next(iter(inspect.signature(DispatcherConfig).parameters)) == "port"

@@ -356,6 +356,14 @@ class WorkerJob(ServingJob, frozen=True):
             "a mapping of names to numbers, 0 or more; gpu also auto",
         ),
     ] = {}
+    memory_max_gb: Annotated[
+        Annotated[float, msgspec.Meta(gt=0)] | None,
+        documented(
+            "GB (10**9 bytes) of memory that a function may use, without shared arrays; null: no "
+            "bound.",
+            "a number above 0, or null",
+        ),
+    ] = None
     threads_per_slot: Annotated[
         Amount | None,
         documented(

@@ -401,6 +401,7 @@ class Launch:
             index=index,
             slots=section.slots_here(),
             resources=section.resources,
+            memory_max_gb=section.memory_max_gb,
             processes=True,
             threads_per_slot=section.threads_per_slot,
             workers_on_host=1

@@ -64,7 +64,8 @@ class local_cluster(Cluster):
         of this host are divided among the slots of the workers that the constructor starts. In each
         slot NumPy's BLAS has as many threads as the slot has cores, unless OMP_NUM_THREADS or a
         similar variable is set.
-      resources: what functions may use of each worker, as in WorkerConfig.
+      resources, memory_max_gb: what functions may use of each worker, and the bound on the memory
+        of each slot, as in WorkerConfig.
       ps: number of parameter servers, for `zmqdist.ParameterServerStrategy`.
       processes: if True, workers and their slots are processes. They are not forked from this
         process, so that scripts and notebooks need no `__main__` guard. If False, they are threads
@@ -119,6 +120,7 @@ class local_cluster(Cluster):
         ps: int = 0,
         processes: bool = True,
         resources: Mapping[str, float | str] | None = None,
+        memory_max_gb: float | None = None,
         **options: Any,
     ) -> None:
         check_count("workers", workers)
@@ -128,10 +130,13 @@ class local_cluster(Cluster):
         # The config is made before a process is started, because its constructor raises if an
         # option is wrong.
         config = DispatcherConfig(**options)
-        self._resources = resources
-        WorkerConfig("127.0.0.1:1", resources=resources, processes=processes)
+        self._worker_options: dict[str, Any] = {
+            "slots": slots,
+            "resources": resources,
+            "memory_max_gb": memory_max_gb,
+        }
+        WorkerConfig("127.0.0.1:1", processes=processes, **self._worker_options)
         config = dataclasses.replace(config, host=bindable(config.host))
-        self._slots = slots
         fill_standard_streams()
         check_descriptors("a local_cluster", workers + ps if processes else 0)
         check_threads()
@@ -441,11 +446,10 @@ class local_cluster(Cluster):
         return WorkerConfig(
             self._address,
             index=index,
-            slots=self._slots,
-            resources=self._resources,
             processes=processes,
             orphan_limit_s=limits.ORPHAN_LIMIT_S,
             token_file=self.credentials.token_file,
+            **self._worker_options,
         )
 
     def _ps(self, index: int) -> TaskConfig:

@@ -55,6 +55,17 @@ def usable_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
     return min([total, *(limit for limit, _ in _limits(proc, groups))])
 
 
+def private_bytes(pid: int, proc: Path = _PROC) -> int:
+    """Return the bytes of memory, in RAM or swapped out, that are not in a file or in shared memory;
+    0 if the process has ended. Pages that a fork has in common with its parent count."""
+    try:
+        lines = (proc / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return 0
+    sizes = (line.split() for line in lines if line.startswith(("RssAnon:", "VmSwap:")))
+    return sum(int(words[1]) * 1024 for words in sizes)
+
+
 def available_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
     """Return the bytes that this process may still take before the kernel has to end a process;
     None if the system does not report it."""

@@ -49,6 +49,7 @@ CALM_LIMIT_S = 200.0
 
 FAULTS = (
     *("kill", "kill", "freeze", "freeze all", "cut", "cut off", "cut off", "slot", "drain"),
+    "memory",
     *("dispatcher", "coordinator", "cancel", "cancel", "take back", "take back"),
 )
 
@@ -334,6 +335,8 @@ class SimCluster:
             self.kill_worker(worker)
         elif kind == "slot":
             worker.kill_slot()
+        elif kind == "memory":
+            worker.use_memory()
         elif kind == "drain":
             worker.leave()
         elif kind in ("cut", "cut off") and worker.connection is not None:

@@ -23,6 +23,7 @@ from zmqdist.messages import (
     CANCELLED,
     ERROR,
     KEPT,
+    OUT_OF_MEMORY,
     VALUE,
     CancelWork,
     Forget,
@@ -479,6 +480,7 @@ class SimCoordinator:
     def _check_failure(self, work: int, kind: int, fails: bool) -> None:
         expected = kind in (
             ERROR,
+            OUT_OF_MEMORY,
             LOST,
             UNAVAILABLE,
             INPUT_FAILED,

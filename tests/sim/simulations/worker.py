@@ -47,6 +47,7 @@ from zmqdist.scheduling.worker.worker_events import (
     Reclaim,
     SlotDied,
     SlotFinished,
+    SlotOverMemory,
     SlotReady,
     SlotReclaimed,
     SlotSeen,
@@ -298,6 +299,14 @@ class SimWorker:
         live = [slot for slot in self._slots if slot is not None and slot.alive]
         if live and self.machine.can_kill and self.process.alive:
             self._kill(self._random.choice(live), -9)
+
+    def use_memory(self) -> None:
+        """Have one slot use too much memory, whether or not it runs a function."""
+        live = [slot for slot in self._slots if slot is not None and slot.alive]
+        if live and self.machine.can_kill:
+            slot = self._random.choice(live)
+            position = 0 if slot.running is None else slot.running[0]
+            self.handle(SlotOverMemory(slot.index, position, "too much"))
 
     def _watch(self, since: float) -> None:
         if (

@@ -50,6 +50,8 @@ class Failure:
                 return error
             case ends.LOST:
                 return errors.WorkerLost(name, payload)
+            case messages.OUT_OF_MEMORY:
+                return errors.ResourceExhaustedError(f"{name}: {payload.decode()}")
             case ends.UNAVAILABLE:
                 return errors.UnavailableError(f"{name}: {payload.decode()}")
             case ends.ACTOR_LOST:

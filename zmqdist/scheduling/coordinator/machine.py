@@ -83,6 +83,7 @@ from zmqdist.messages import (
     ERROR,
     INPUT_LOST,
     KEPT,
+    OUT_OF_MEMORY,
     SAID_GOODBYE,
     SUBMISSION_SHIFT,
     VALUE,
@@ -171,7 +172,7 @@ ROUND: Final = 0
 """Stands for the whole round in a field that otherwise has a work number. No work item has this
 number."""
 
-FAILURES: Final = frozenset({ERROR, LOST, UNAVAILABLE, INPUT_FAILED, TIMED_OUT})
+FAILURES: Final = frozenset({ERROR, OUT_OF_MEMORY, LOST, UNAVAILABLE, INPUT_FAILED, TIMED_OUT})
 """The kinds of ends with which a work item fails its round."""
 
 CANCEL_MAX: Final = 100_000
@@ -799,7 +800,7 @@ class CoordinatorMachine:
                 ):
                     self._confirm_abandoned(work)
                 continue
-            if work.extra is not None or kind in (BULK, INPUT_LOST):
+            if work.extra is not None or kind in (BULK, INPUT_LOST, OUT_OF_MEMORY):
                 self._end_attempt(work, attempt, kind, payload)
                 continue
             # As `_finish`, for the work that nearly all is. State and kind were checked above.
@@ -846,7 +847,7 @@ class CoordinatorMachine:
                 self._input_lost(work, source)
             else:
                 self._finish(work, ERROR, error)
-        elif kind == ERROR and extra.retries and not self.ending:
+        elif kind in (ERROR, OUT_OF_MEMORY) and extra.retries and not self.ending:
             # P24, P25: the function itself failed
             extra.retries -= 1
             self._begin_again(work)

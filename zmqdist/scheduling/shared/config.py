@@ -215,6 +215,8 @@ class WorkerConfig:
         is None the worker reads ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY or
         ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY_MAX. A variable that is missing or not a whole
         number means 0.
+      memory_max_gb: the memory in GB (10**9 bytes) that each slot may use, without shared arrays.
+        A function that takes more is ended with a ResourceExhaustedError. It needs `processes`.
       processes: whether slots are child processes, which can be killed and may crash, instead of
         threads.
       threads_per_slot: how many threads BLAS and OpenMP start in each slot that is a process. None
@@ -256,6 +258,7 @@ class WorkerConfig:
     index: int | None = None
     slots: int = 1
     resources: Mapping[str, float | str] | None = None
+    memory_max_gb: float | None = None
     processes: bool = False
     threads_per_slot: int | None = None
     workers_on_host: int = 1
@@ -278,6 +281,11 @@ class WorkerConfig:
             check_worker_amounts(self.resources, processes=self.processes)
         except (TypeError, ValueError) as error:
             raise _invalid(str(error)) from None
+        if self.memory_max_gb is not None and not (self.processes and self.memory_max_gb > 0):
+            raise _invalid(
+                f"memory_max_gb is {self.memory_max_gb}, wants more than 0 GB, and processes=True, "
+                f"because a thread cannot be ended"
+            )
         if self.threads_per_slot is not None and self.threads_per_slot < 1:
             raise _invalid(f"threads_per_slot is {self.threads_per_slot}, wants 1 or more, or None")
         if self.index is not None and not 0 <= self.index <= limits.WORKER_INDEX_MAX:

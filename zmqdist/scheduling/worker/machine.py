@@ -64,6 +64,8 @@ Promises, checked by tests/scheduling/worker/test_machine.py and tests/sim
     P11 an item with devices runs in a process that was started for these devices, and no process
         that was started for other devices, some of which are the same, runs meanwhile; other work
         does not run in processes that were started for devices
+    P12 an item whose slot uses too much memory ends with OUT_OF_MEMORY, not as a lost start; other
+        items of the slot go on as after a crash
 
 Not here: processes, threads and pipes (runtime.py), and the functions themselves, which are opaque.
 """
@@ -85,6 +87,7 @@ from zmqdist.limits import LEASE_S
 from zmqdist.messages import (
     BULK,
     CANCELLED,
+    OUT_OF_MEMORY,
     AbortLeases,
     Assign,
     Beat,
@@ -128,6 +131,7 @@ from zmqdist.scheduling.worker.worker_events import (
     Reclaim,
     SlotDied,
     SlotFinished,
+    SlotOverMemory,
     SlotReady,
     SlotReclaimed,
     SlotSeen,
@@ -460,6 +464,8 @@ class WorkerMachine:
                 return self._reclaimed(self.slots[index], position, now)
             case SlotDied():
                 return self._died(event)
+            case SlotOverMemory(index, position, reason):
+                return self._end_over_memory(self.slots[index], position, reason)
             case DispatcherConnected(incarnation):
                 return self._dispatcher_up(incarnation, now)
             case DispatcherDisconnected():
@@ -874,6 +880,8 @@ class WorkerMachine:
                 back.append(lease)
             elif lease in slot.abort_at:
                 self._outcomes.append((lease, CANCELLED, b""))
+            elif position == event.position == slot.over_memory[0]:
+                self._outcomes.append((lease, OUT_OF_MEMORY, slot.over_memory[1].encode()))
             elif position == event.position:
                 # Report the start first, because the dispatcher charges only work that has begun.
                 self._starts.append(lease)
@@ -891,6 +899,15 @@ class WorkerMachine:
         return (
             effects if self.leaving and not self.queue else [*effects, Spawn(event.slot, devices)]
         )
+
+    def _end_over_memory(self, slot: Slot, position: int, reason: str) -> list[Effect]:
+        """Kill a slot that uses too much memory. When it has died, its function ends with an error,
+        unless its outcome has arrived by then (P12)."""
+        if slot.state not in (SlotState.READY, SlotState.RECLAIMING):
+            return []
+        slot.over_memory = position, reason
+        slot.enter(SlotState.ENDING)
+        return [Kill(slot.index)]
 
     def _balance(self, now: float) -> list[Effect]:
         stuck = [

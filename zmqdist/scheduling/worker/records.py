@@ -81,6 +81,7 @@ class Slot:
       reported_to: the position up to which starts were reported.
       devices: the devices that its process may use; () for a slot of work without devices.
       next_devices: while the slot is ENDING, the devices of the slot that takes its place.
+      over_memory: the item whose function is ended for its use of memory, and the reason.
     """
 
     index: int
@@ -95,6 +96,7 @@ class Slot:
     reported_to: int = 0
     devices: tuple[int, ...] = ()
     next_devices: tuple[int, ...] = ()
+    over_memory: tuple[int, str] = (0, "")
     _since: float = 0.0
     _count: int = 0
 

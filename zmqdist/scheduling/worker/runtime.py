@@ -217,6 +217,7 @@ class WorkerRuntime(Generic[P]):
                     self._worker,
                     self._dispatcher,
                     taken.gpus,
+                    None if config.memory_max_gb is None else config.memory_max_gb * 1e9,
                 )
             else:
                 own = partial(own_cluster.of_slot, self._dispatcher, credentials)

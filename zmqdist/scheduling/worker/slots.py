@@ -50,6 +50,7 @@ from zmqdist.scheduling.worker.worker_events import (
     Reclaim,
     SlotDied,
     SlotFinished,
+    SlotOverMemory,
     SlotReady,
     SlotReclaimed,
     SlotSeen,
@@ -57,9 +58,13 @@ from zmqdist.scheduling.worker.worker_events import (
 )
 from zmqdist.task_context import Worker
 from zmqdist.transport.loop import Loop
-from zmqdist.transport.memory_limits import is_alive, oom_kills
+from zmqdist.transport.memory_limits import is_alive, oom_kills, private_bytes
 from zmqdist.transport.shm_pool import FROZEN, Block, Handle, PeerPool, open_peer, this_pool
 from zmqdist.wire import results
+
+MEMORY_POLL_S = 0.1
+"""Seconds between two reads of the memory of the slots, if it has a bound. A process that fills
+fresh memory as fast as it can takes some hundred MB in this time."""
 
 POSITION_POLL_S = 0.02
 """Seconds between two reads of the positions of busy slots, so that the worker soon knows which
@@ -77,7 +82,7 @@ LINE_CHARS_MAX = 200
 
 log = logging.getLogger("zmqdist.scheduling")
 
-SlotEvent = SlotReady | SlotFinished | SlotSeen | SlotReclaimed | SlotDied
+SlotEvent = SlotReady | SlotFinished | SlotSeen | SlotReclaimed | SlotDied | SlotOverMemory
 Feed = Callable[[SlotEvent], None]
 HoldResult = Callable[[int, list[Any]], bytes]
 
@@ -94,6 +99,7 @@ class ProcessSlots:
       worker: returns the worker's index and the number of workers.
       dispatcher: the address of the dispatcher.
       gpus: the ids of the worker's GPUs, by number.
+      memory_bytes_max: the largest amount of private memory of a slot process; None means no bound.
 
     Attributes:
       deaths: the number of slot processes that ended without being killed by this worker.
@@ -115,6 +121,7 @@ class ProcessSlots:
         worker: Worker,
         dispatcher: str,
         gpus: Sequence[str],
+        memory_bytes_max: float | None,
     ) -> None:
         self.loop = loop
         self.dispatcher = dispatcher
@@ -127,6 +134,9 @@ class ProcessSlots:
         self._children = children
         self._worker = worker
         children.on_lost.append(self._zygote_died)
+        self._memory_bytes_max = memory_bytes_max
+        if memory_bytes_max is not None:
+            loop.call_soon(self._read_memory)
         self._poll_scheduled = False
         self._zygote_lost = False
         self.deaths = 0
@@ -190,6 +200,7 @@ class ProcessSlots:
     def close(self) -> None:
         """Release pipes and pages. The slot processes end together with the zygote."""
         self.loop.set_timer((self, "look"), None, self._poll_positions)
+        self.loop.set_timer((self, "memory"), None, self._read_memory)
         for process in filter(None, self._slots):
             process.close()
 
@@ -265,6 +276,24 @@ class ProcessSlots:
                 if position > process.seen_at:
                     process.seen_at = position
                     self._feed(SlotSeen(process.slot, position))
+
+    def _read_memory(self) -> None:
+        """Have the machine end slots whose private memory exceeds the bound."""
+        assert self._memory_bytes_max is not None
+        for process in self._slots:
+            if process is None or process.killed:
+                continue
+            used = private_bytes(process.child.pid)
+            # A process that has run nothing is as small as it can be.
+            if used > self._memory_bytes_max and process.given_to:
+                reason = (
+                    f"its slot used {used / 1e9:.3g} GB of memory, and may use "
+                    f"memory_max_gb={self._memory_bytes_max / 1e9:g}: process less at a time, or "
+                    f"start the worker with a higher bound"
+                )
+                position = process.cells[POSITION] if process.running else 0
+                self._feed(SlotOverMemory(process.slot, position, reason))
+        self.loop.set_timer((self, "memory"), self.loop.now() + MEMORY_POLL_S, self._read_memory)
 
     def _schedule_poll(self) -> None:
         if not self._poll_scheduled:

@@ -69,6 +69,16 @@ class SlotDied:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotOverMemory:
+    """A slot's process uses more memory than it may, while it runs the item at `position`. Position
+    0 means that it runs no item."""
+
+    slot: int
+    position: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeaveRequested:
     """The process of this worker requests that the worker stop in good order."""
 
@@ -84,6 +94,7 @@ Event: TypeAlias = (
     | SlotSeen
     | SlotReclaimed
     | SlotDied
+    | SlotOverMemory
     | LeaveRequested
     | Ticked
 )
