@@ -25,6 +25,8 @@ PURE: Final = (
     "tests/coordination/test_keys_machine.py",
     "tests/coordination/test_machine.py",
     "tests/coordination/test_machine_at_random.py",
+    "tests/coordination/test_primitives_client_machine.py",
+    "tests/coordination/test_primitives_machine.py",
     "tests/data",
     "tests/data/service/dispatcher/machine/test_figures.py",
     "tests/data/service/dispatcher/machine/test_machine.py",
@@ -100,6 +102,7 @@ CAPABILITIES: Final = (
     "rpc",
     "scheduling",
     "shared memory",
+    "shared primitives",
     "test harness",
     "variables",
 )

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from zmqdist.launch.executor import Executor
     from zmqdist.launch.local_cluster import local_cluster
     from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
+    from zmqdist.scheduling.coordinator.primitives import Event, Lock, Queue, Semaphore
     from zmqdist.scheduling.coordinator.remote_value import RemoteValue
     from zmqdist.servers.dispatch_server import DispatchServer
     from zmqdist.servers.worker_server import WorkerServer
@@ -68,11 +69,15 @@ _WHERE = {
     "ClusterDef": "zmqdist.cluster",
     "ClusterSpec": "zmqdist.cluster",
     "DispatchServer": "zmqdist.servers.dispatch_server",
+    "Event": "zmqdist.scheduling.coordinator.primitives",
     "Executor": "zmqdist.launch.executor",
     "IndexedSlices": "zmqdist.specs",
     "JobDef": "zmqdist.cluster",
+    "Lock": "zmqdist.scheduling.coordinator.primitives",
     "ParameterServerStrategy": "zmqdist.training.strategy",
+    "Queue": "zmqdist.scheduling.coordinator.primitives",
     "RemoteValue": "zmqdist.scheduling.coordinator.remote_value",
+    "Semaphore": "zmqdist.scheduling.coordinator.primitives",
     "Server": "zmqdist.tasks.server",
     "ServerDef": "zmqdist.cluster",
     "Session": "zmqdist.tasks.session",
@@ -119,10 +124,14 @@ __all__ = [
     "ClusterCoordinator",
     "ClusterSpec",
     "DispatchServer",
+    "Event",
     "Executor",
     "IndexedSlices",
+    "Lock",
     "ParameterServerStrategy",
+    "Queue",
     "RemoteValue",
+    "Semaphore",
     "Server",
     "ShardedVariable",
     "TensorSpec",

@@ -289,6 +289,25 @@ KEYS_BYTES_MAX: Final = 2**30
 """Bytes of all keys and values together. Data that is larger than a configuration belongs in
 messages, not in the keeper's memory."""
 
+PRIMITIVES_MAX: Final = 65_536
+"""Locks, semaphores, queues and events of one dispatcher that are in use at a time. Each takes about
+a kilobyte."""
+
+PRIMITIVE_CLIENTS_MAX: Final = 65_536
+"""Processes that use locks, semaphores, queues and events of one dispatcher at a time."""
+
+PRIMITIVE_REQUESTS_MAX: Final = CALLS_PENDING_MAX
+"""Requests of one process for locks, semaphores, queues and events that are not finished: those that
+wait, and places that are held."""
+
+QUEUE_ITEM_BYTES_MAX: Final = 2**20
+"""Bytes of one item of a shared queue, pickled. Items wait in the memory of the dispatcher, which
+passes them on in messages, so larger values belong into files, arguments or results.
+"""
+
+QUEUED_BYTES_MAX: Final = 256 * 2**20
+"""Bytes of the items of all shared queues of one dispatcher, with 100 bytes for each item."""
+
 TASK_ERRORS_KEPT: Final = 100
 """Errors of tasks that the keeper keeps for tasks that ask later. An older error is only in the
 state of the task that has failed."""

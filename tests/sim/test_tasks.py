@@ -1,9 +1,9 @@
 """The machines by which the tasks of a cluster work together, in virtual time, with seeded faults:
-barriers and keys, groups, messages, and how many workers there are.
+barriers and keys, locks and queues, groups, messages, and how many workers there are.
 
 The faults and the checks are in
-tests/sim/simulations/{elasticity,keeper,groups,keyring,mail,recruitment,watches}.py. The machines'
-modules number the promises.
+tests/sim/simulations/{elasticity,keeper,groups,keyring,mail,primitives,recruitment,watches}.py. The
+machines' modules number the promises.
 
     pytest tests/sim --seed 1234      replays one seed exactly
     pytest tests/sim --seeds 5000     a long run
@@ -21,6 +21,7 @@ from tests.sim.simulations.groups import simulate_group
 from tests.sim.simulations.keeper import simulate_keeper
 from tests.sim.simulations.keyring import simulate_keyring
 from tests.sim.simulations.mail import simulate_mail
+from tests.sim.simulations.primitives import simulate_primitives
 from tests.sim.simulations.recruitment import simulate_recruitment
 from tests.sim.simulations.watches import simulate_watches
 
@@ -30,6 +31,7 @@ ALL: list[Callable[..., Any]] = [
     simulate_group,
     simulate_keyring,
     simulate_mail,
+    simulate_primitives,
     simulate_recruitment,
     simulate_watches,
 ]
@@ -77,6 +79,15 @@ def test_simulations_reach_their_events() -> None:
     assert agreements > 100
     assert rounds > 100
     assert lost > 100
+
+
+def test_simulated_primitives_are_used_despite_faults() -> None:
+    worlds = [simulate_primitives(seed) for seed in range(6)]
+    assert sum(world.takes - world.takes_in_calm for world in worlds) > 100
+    assert sum(world.restarts for world in worlds) > 2
+    assert sum(len(world.received) for world in worlds) > 300
+    calm = simulate_primitives(0, faults=0)
+    assert calm.confirmed == calm.received == {*calm.accepted}
 
 
 def test_broken_promise_names_seed_and_trace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,20 +34,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from math import inf, isfinite
+from math import inf
 from typing import Any, Final
 
 import numpy as np
 
+from zmqdist.coordination.arguments import (
+    invalid_argument,
+    list_argument,
+    number_argument,
+    seconds_argument,
+    text_argument,
+)
 from zmqdist.coordination.barriers_machine import RoundOutcome
 from zmqdist.coordination.keys_machine import Keys
 from zmqdist.coordination.machine import Coordination, CoordinationConfig, TaskError, TaskWelcome
 from zmqdist.coordination.replies import Effect, ReplyValue, Task, task_name
 from zmqdist.errors import OK, UNAUTHENTICATED, InvalidArgumentError, UnavailableError, from_code
-from zmqdist.limits import KEY_CHARS_MAX
 from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.transport.loop import Loop
-from zmqdist.transport.memory_limits import is_alive
+from zmqdist.transport.process_ends import watch_process_end
 from zmqdist.transport.router import Peer, Router
 from zmqdist.wire.hello import host_identity
 
@@ -118,11 +124,6 @@ BEATS: Final = 4
 """The number of signs of life that a task sends within `heartbeat_timeout_s`, so that three may be
 late."""
 
-PROCESS_END_PAUSE_S: Final = 0.005
-"""Seconds between the end of a task's connection and the first check whether its process has ended.
-The connections of a killed process end shortly before the process itself.
-"""
-
 DEVICES_MAX: Final = 1024
 """The largest number of devices that one task may name."""
 
@@ -131,8 +132,6 @@ MESSAGE_CHARS_MAX: Final = 10_000
 every task receives it."""
 
 _INT64: Final = 2**63
-_SHOWN_MAX: Final = 100
-"""The largest number of characters of a wrong argument that an error text shows."""
 
 
 class CoordinationService:
@@ -207,23 +206,25 @@ class CoordinationService:
             "barrier": self._barrier,
             "cancel_barrier": self._cancel_barrier,
             "missing": lambda call, name: call.reply(
-                self._tasks.missing(_name(name, "the name of a barrier"))
+                self._tasks.missing(text_argument(name, "the name of a barrier"))
             ),
             "wait_for_all": self._wait_for_all,
             "alive": self._alive,
             "states": self._states,
             "kv_set": lambda call, key, value, overwrite: self._perform(
-                self._keys.put(call, _name(key, "a key"), value, _size(value), overwrite is True)
+                self._keys.put(
+                    call, text_argument(key, "a key"), value, _size(value), overwrite is True
+                )
             ),
             "kv_get": self._kv_get,
             "kv_try_get": lambda call, key: self._perform(
-                self._keys.try_get(call, _name(key, "a key"))
+                self._keys.try_get(call, text_argument(key, "a key"))
             ),
             "kv_delete": lambda call, key: self._perform(
-                self._keys.delete(call, _name(key, "a key"))
+                self._keys.delete(call, text_argument(key, "a key"))
             ),
             "kv_list": lambda call, prefix: self._perform(
-                self._keys.below(call, _name(prefix, "a key", least=0))
+                self._keys.below(call, text_argument(prefix, "a key", least=0))
             ),
             "kv_increment": self._kv_increment,
         }
@@ -233,14 +234,14 @@ class CoordinationService:
     def _register(self, call: PendingCall, identity: Any, pid: int) -> None:
         task, incarnation = _identity(identity)
         if type(pid) is not int or not 0 <= pid < 2**32:
-            raise _invalid("a pid", pid)
+            raise invalid_argument("a pid", pid)
         self._drop_with_caller(call)
         self._perform(self._tasks.registered(call, task, incarnation, self._now()))
         self._bind_connection(call.peer, task, incarnation, pid)
 
     def _poll(self, call: PendingCall, identity: Any, after: int) -> None:
         task, incarnation = _identity(identity)
-        _number(after, "the number of an error")
+        number_argument(after, "the number of an error")
         self._drop_with_caller(call)
         now = self._now()
         # a reply without news after a beat makes the task poll again, which is its sign of life
@@ -257,9 +258,9 @@ class CoordinationService:
 
     def _report_error(self, call: PendingCall, identity: Any, code: int, message: str) -> None:
         if type(code) is not int or not OK < code <= UNAUTHENTICATED:
-            raise _invalid("the code of an error", code)
+            raise invalid_argument("the code of an error", code)
         if type(message) is not str:
-            raise _invalid("the text of an error", message)
+            raise invalid_argument("the text of an error", message)
         self._perform(
             self._tasks.reported(
                 call, *_identity(identity), code, message[:MESSAGE_CHARS_MAX], self._now()
@@ -270,7 +271,7 @@ class CoordinationService:
         wanted_jobs = (
             None
             if jobs is None
-            else [_name(job, "a job") for job in _items(jobs, "a list of jobs")]
+            else [text_argument(job, "a job") for job in list_argument(jobs, "a list of jobs")]
         )
         call.reply(
             [
@@ -298,10 +299,10 @@ class CoordinationService:
     ) -> None:
         task, incarnation = _identity(identity)
         _barrier_name(name)
-        _number(counter, "the number of a round")
+        number_argument(counter, "the number of a round")
         members = _tasks(tasks)
         now = self._now()
-        due = now + _seconds(timeout)
+        due = now + seconds_argument(timeout)
         self._drop_with_caller(call)
         self._perform(
             self._tasks.barrier(call, task, incarnation, name, counter, members, due, now)
@@ -309,7 +310,7 @@ class CoordinationService:
 
     def _cancel_barrier(self, call: PendingCall, identity: Any, name: str, counter: int) -> None:
         task, _ = _identity(identity)
-        _number(counter, "the number of a round")
+        number_argument(counter, "the number of a round")
         self._perform(
             self._tasks.barrier_cancelled(call, _barrier_name(name), counter, task, self._now())
         )
@@ -317,25 +318,28 @@ class CoordinationService:
     def _wait_for_all(
         self, call: PendingCall, identity: Any, devices: Any, timeout: float | None
     ) -> None:
-        names = [_name(device, "a device") for device in _items(devices, "a list of devices")]
+        names = [
+            text_argument(device, "a device")
+            for device in list_argument(devices, "a list of devices")
+        ]
         if len(names) > DEVICES_MAX:
             raise InvalidArgumentError(f"wanted at most {DEVICES_MAX} devices, not {len(names)}")
         now = self._now()
-        due = now + _seconds(timeout)
+        due = now + seconds_argument(timeout)
         self._drop_with_caller(call)
         self._perform(self._tasks.waited_for_all(call, *_identity(identity), names, due, now))
 
     # -- keys --------------------------------------------------------------------------------------
 
     def _kv_get(self, call: PendingCall, key: str, timeout: float | None) -> None:
-        due = self._now() + _seconds(timeout)
+        due = self._now() + seconds_argument(timeout)
         self._drop_with_caller(call)
-        self._perform(self._keys.get(call, _name(key, "a key"), due))
+        self._perform(self._keys.get(call, text_argument(key, "a key"), due))
 
     def _kv_increment(self, call: PendingCall, key: str, by: int) -> None:
         if type(by) is not int or not -_INT64 <= by < _INT64:
-            raise _invalid("a whole number of 64 bits", by)
-        self._perform(self._keys.increment(call, _name(key, "a key"), by, _size(by)))
+            raise invalid_argument("a whole number of 64 bits", by)
+        self._perform(self._keys.increment(call, text_argument(key, "a key"), by, _size(by)))
 
     # -- the runtime -------------------------------------------------------------------------------
 
@@ -409,83 +413,48 @@ class CoordinationService:
             self._perform(self._tasks.away(task, incarnation, self._loop.now()))
             # only on this host can the keeper see that a process has ended
             if pid and peer.hello is not None and peer.hello.host == host_identity():
-                self._check_process_end(task, incarnation, pid, PROCESS_END_PAUSE_S)
+                watch_process_end(
+                    self._loop,
+                    (self, task),
+                    pid,
+                    partial(self._is_missed, task, incarnation),
+                    partial(self._note_process_end, task, incarnation, pid),
+                )
 
-    def _check_process_end(self, task: Task, incarnation: int, pid: int, pause_s: float) -> None:
-        """If the process of a disconnected task on this host has ended, report the task as lost.
-        Otherwise check again later."""
-        if task in self._connections or not self._tasks.is_away(task, incarnation):
-            return
-        now = self._loop.now()
-        # the kernel closes the sockets of a killed process before the process has ended
-        if not is_alive(pid):
-            self._perform(
-                self._tasks.lost(task, incarnation, f"its process (pid {pid}) has ended", now)
-            )
-            return
-        self._loop.set_timer(
-            (self, task),
-            now + pause_s,
-            partial(self._check_process_end, task, incarnation, pid, 2 * pause_s),
-        )
+    def _is_missed(self, task: Task, incarnation: int) -> bool:
+        return task not in self._connections and self._tasks.is_away(task, incarnation)
+
+    def _note_process_end(self, task: Task, incarnation: int, pid: int) -> None:
+        why = f"its process (pid {pid}) has ended"
+        self._perform(self._tasks.lost(task, incarnation, why, self._loop.now()))
 
 
 # -- arguments of callers --------------------------------------------------------------------------
 
 
-def _invalid(expectation: str, value: Any) -> InvalidArgumentError:
-    is_long = isinstance(value, str) and len(value) > _SHOWN_MAX
-    shown = f"a str of {len(value)} characters" if is_long else repr(value)[:_SHOWN_MAX]
-    return InvalidArgumentError(f"wanted {expectation}, not {shown}")
-
-
-def _name(text: Any, label: str, least: int = 1) -> str:
-    if type(text) is not str or not least <= len(text) <= KEY_CHARS_MAX:
-        raise _invalid(f"{label}: a str of {least} to {KEY_CHARS_MAX} characters", text)
-    return text
-
-
 def _barrier_name(text: Any) -> str:
-    name = _name(text, "the name of a barrier")
+    name = text_argument(text, "the name of a barrier")
     if name.startswith("zmqdist."):
-        raise _invalid("the name of a barrier (zmqdist.* is reserved)", name)
+        raise invalid_argument("the name of a barrier (zmqdist.* is reserved)", name)
     return name
-
-
-def _number(value: Any, label: str) -> int:
-    if type(value) is not int or not 0 <= value < _INT64:
-        raise _invalid(label, value)
-    return value
-
-
-def _seconds(timeout: Any) -> float:
-    if timeout is None:
-        return inf
-    if type(timeout) not in (int, float) or not isfinite(timeout) or timeout < 0:
-        raise _invalid("a time-out in seconds, 0 or more, or None", timeout)
-    return float(timeout)
-
-
-def _items(value: Any, label: str) -> list[Any]:
-    if type(value) not in (list, tuple):
-        raise _invalid(label, value)
-    return list(value)
 
 
 def _task(value: Any) -> Task:
     if type(value) not in (list, tuple) or len(value) != 2:
-        raise _invalid("a task: (job, index)", value)
-    return _name(value[0], "a job"), _number(value[1], "the index of a task")
+        raise invalid_argument("a task: (job, index)", value)
+    return text_argument(value[0], "a job"), number_argument(value[1], "the index of a task")
 
 
 def _tasks(value: Any) -> list[Task] | None:
-    return None if value is None else [_task(item) for item in _items(value, "a list of tasks")]
+    return (
+        None if value is None else [_task(item) for item in list_argument(value, "a list of tasks")]
+    )
 
 
 def _identity(value: Any) -> tuple[Task, int]:
     if type(value) not in (list, tuple) or len(value) != 3:
-        raise _invalid("a task and its incarnation: (job, index, incarnation)", value)
-    return _task(value[:2]), _number(value[2], "an incarnation")
+        raise invalid_argument("a task and its incarnation: (job, index, incarnation)", value)
+    return _task(value[:2]), number_argument(value[2], "an incarnation")
 
 
 def _size(value: Any) -> int:

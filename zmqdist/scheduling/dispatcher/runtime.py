@@ -22,6 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from zmqdist import errors
 from zmqdist.addresses import join_address
+from zmqdist.coordination.primitives_service import PrimitivesService
 from zmqdist.coordination.service import CoordinationService
 from zmqdist.events import Heard, PeerExpelled, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.messages import (
@@ -48,25 +49,22 @@ from zmqdist.scheduling.dispatcher.drain_report import DrainReport, DrainReporte
 from zmqdist.scheduling.dispatcher.key_service import KeyService
 from zmqdist.scheduling.dispatcher.machine import Broker
 from zmqdist.scheduling.dispatcher.machine import Event as BrokerEvent
-from zmqdist.scheduling.dispatcher.membership_and_leases import Member, MemberJoined, MemberLost
+from zmqdist.scheduling.dispatcher.membership_and_leases import MemberJoined, MemberLost
 from zmqdist.scheduling.dispatcher.relay import Relay
 from zmqdist.scheduling.shared.config import DispatcherConfig
 from zmqdist.scheduling.shared.parts import DispatcherPart
 from zmqdist.scheduling.shared.store import RELAY
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
-from zmqdist.transport.memory_limits import TRIM_WORTH_ITEMS, is_alive, trim_heap
+from zmqdist.transport.memory_limits import TRIM_WORTH_ITEMS, trim_heap
 from zmqdist.transport.own_address import bindable
+from zmqdist.transport.process_ends import watch_process_end
 from zmqdist.transport.router import Peer, Router
 from zmqdist.wire.hello import host_identity, our_hello, pickles_differ
 
 P = TypeVar("P", bound=DispatcherPart)
 
 log = logging.getLogger("zmqdist.scheduling")
-
-PROCESS_END_POLL_S = 0.005
-"""Seconds before the first check whether a disconnected process has ended. Each later pause is
-twice as long as the pause before it."""
 
 LEAVING_S = 1.0
 """Seconds for which `shutdown` waits for workers after their grace has passed."""
@@ -177,6 +175,10 @@ class DispatcherRuntime(Generic[P]):
         self._relay = Relay(loop, router, self.broker.holder)
         service.register(RELAY, self._relay.read, roles=frozenset({"submit", "worker"}))
         CoordinationService(service, router, loop, self._incarnation, None)
+        # a dispatcher at a free port has no predecessor
+        PrimitivesService(
+            service, router, loop, self._incarnation, config.lease_s, is_first=config.port == 0
+        )
         service.attach(router, loop, self._incarnation)
         loop.on_stop(service.close)
         self.loop, self.opened = loop, True
@@ -225,34 +227,24 @@ class DispatcherRuntime(Generic[P]):
         member = self.broker.membership.by_peer.get(peer)
         self.handle(PeerGone(peer))
         if member is not None and peer.hello is not None and peer.hello.host == host_identity():
-            self._poll_process_end(member, PROCESS_END_POLL_S)
+            members, name = self.broker.membership.members, (member.job, member.index)
+            watch_process_end(
+                self.loop,
+                (self, member),
+                member.pid,
+                # until the member is lost already, or has reconnected
+                lambda: members.get(name) is member and member.peer is None,
+                lambda: self.handle(
+                    ProcessExited(
+                        pid=member.pid, exit_code=None, job=member.job, index=member.index
+                    )
+                ),
+            )
 
     def _peer_expelled(self, peer: Peer) -> None:
         """Tell the machine that the key of this peer was revoked. If the peer is a worker, the
         machine counts it as lost at once."""
         self.handle(PeerExpelled(peer, "its key was revoked"))
-
-    def _poll_process_end(self, member: Member, pause_s: float) -> None:
-        """Report the end of a disconnected member's process. If the process still exists, check
-        again later.
-
-        The first check may be too early, because a killed process loses its connections a little
-        before it ends.
-        """
-        if (
-            self.broker.membership.members.get((member.job, member.index)) is not member
-            or member.peer is not None
-        ):
-            return  # the member is lost already, or has reconnected
-        if not is_alive(member.pid):
-            self.handle(
-                ProcessExited(pid=member.pid, exit_code=None, job=member.job, index=member.index)
-            )
-            return
-        next_poll = self.loop.now() + pause_s
-        self.loop.set_timer(
-            (self, member), next_poll, lambda: self._poll_process_end(member, 2 * pause_s)
-        )
 
     def handle(self, event: BrokerEvent, *, watched: bool = True) -> None:
         """Pass an event to the machine and send the messages that the machine returns. Call it in
