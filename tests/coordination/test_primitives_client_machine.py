@@ -14,9 +14,9 @@ from zmqdist.coordination.primitives_client_machine import (
     RENEWALS,
     TRANSITIONS,
     ClientState,
+    KeeperCall,
+    Operation,
     PrimitivesClient,
-    Step,
-    Steps,
 )
 from zmqdist.errors import (
     AbortedError,
@@ -40,7 +40,7 @@ class Process:
     def __init__(self) -> None:
         self.machine = PrimitivesClient("host:1", 77, partial_count())
 
-    def go(self, operation: Steps[Any], outcome: Any = None) -> Any:
+    def go(self, operation: Operation[Any], outcome: Any = None) -> Any:
         """Continue an operation. Return its next step as (method, *arguments), or its result."""
         try:
             if isinstance(outcome, OpError):
@@ -49,14 +49,14 @@ class Process:
                 step = operation.send(None if outcome is None else outcome[0])
         except StopIteration as end:
             return end.value
-        assert isinstance(step, Step)
+        assert isinstance(step, KeeperCall)
         return step.method, *step.args
 
     def opened(self, keeper: int = 5, *holding: int) -> list[Any]:
         """The outcome of "open"."""
         return [(keeper, LEASE_S, list(holding))]
 
-    def request(self, verb: str, key: Any, keeper: int = 0, due: float = inf) -> Steps[Any]:
+    def request(self, verb: str, key: Any, keeper: int = 0, due: float = inf) -> Operation[Any]:
         return self.machine.request(verb, key, 1, b"", due, keeper)
 
     def acquired(self, fence: int = 9) -> Process:
@@ -105,7 +105,7 @@ def test_item_is_confirmed_before_program_gets_it() -> None:
 
 
 @pytest.mark.parametrize("verb", ["acquire", "get"])
-def test_request_with_lost_reply_is_withdrawn_before_it_is_sent_again(verb: str) -> None:
+def test_request_with_lost_reply_is_withdrawn_first(verb: str) -> None:
     process = Process()
     operation = process.request(verb, LOCK if verb == "acquire" else JOBS)
     process.go(operation)
@@ -288,7 +288,7 @@ def test_refusal_of_request_is_its_error() -> None:
 
 @pytest.mark.parametrize("before", ClientState)
 @pytest.mark.parametrize("after", ClientState)
-def test_only_listed_transitions_are_possible(before: ClientState, after: ClientState) -> None:
+def test_client_only_makes_listed_transitions(before: ClientState, after: ClientState) -> None:
     if after in TRANSITIONS[before]:
         assert enter(TRANSITIONS, before, after) is after
     else:

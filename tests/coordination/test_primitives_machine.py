@@ -12,8 +12,8 @@ from zmqdist import limits
 from zmqdist.coordination.primitives_machine import (
     ITEM_OVERHEAD_BYTES,
     TRANSITIONS,
-    Demand,
     Hold,
+    PrimitiveRequest,
     Primitives,
     RequestState,
 )
@@ -63,7 +63,7 @@ class Keeper:
     def ask(self, client: int, number: int, verb: str, key: Any, **more: Any) -> dict[str, Any]:
         size = more.pop("size", SIZES.get(key[0]))
         wait_s = more.pop("wait_s", inf)
-        demand = Demand(client, number, verb, key, size, due=self.now + wait_s, **more)
+        demand = PrimitiveRequest(client, number, verb, key, size, due=self.now + wait_s, **more)
         ticket = f"{'?abc'[client]}{number}"
         return self.tell(self.machine.requested(ticket, demand, self.now))
 
@@ -312,13 +312,13 @@ def test_number_in_use_is_refused() -> None:
     keeper = Keeper.of_clients(A)
     keeper.ask(A, 1, "acquire", LOCK)
     assert keeper.tell(
-        keeper.machine.requested("again", Demand(A, 1, "get", JOBS), keeper.now)
+        keeper.machine.requested("again", PrimitiveRequest(A, 1, "get", JOBS), keeper.now)
     ) == {"again": -INVALID_ARGUMENT}
     assert len(keeper.machine) == 1
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_other_size_is_refused_while_in_use(size: int) -> None:
+def test_primitive_in_use_refuses_other_size(size: int) -> None:
     keeper = Keeper.of_clients(A)
     keeper.ask(A, 1, "acquire", PLACES, size=2)
     assert keeper.ask(A, 2, "acquire", PLACES, size=size) == {"a2": -INVALID_ARGUMENT}
@@ -365,7 +365,7 @@ def test_thousand_waiters_get_lock_in_order() -> None:
 
 @pytest.mark.parametrize("before", RequestState)
 @pytest.mark.parametrize("after", RequestState)
-def test_only_listed_transitions_are_possible(before: RequestState, after: RequestState) -> None:
+def test_request_only_makes_listed_transitions(before: RequestState, after: RequestState) -> None:
     if after in TRANSITIONS[before]:
         assert enter(TRANSITIONS, before, after) is after
     else:

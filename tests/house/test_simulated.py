@@ -21,6 +21,7 @@ from tests.sim.simulations.groups import simulate_group
 from tests.sim.simulations.keeper import simulate_keeper
 from tests.sim.simulations.keyring import simulate_keyring
 from tests.sim.simulations.mail import simulate_mail
+from tests.sim.simulations.primitives import simulate_primitives
 from tests.sim.simulations.recruitment import simulate_recruitment
 from tests.sim.simulations.rpc import simulate_rpc
 from tests.sim.simulations.snapshots import simulate_snapshots
@@ -35,6 +36,7 @@ SIMULATIONS: tuple[Callable[[int], Any], ...] = (
     simulate_keeper,
     simulate_keyring,
     simulate_mail,
+    simulate_primitives,
     simulate_recruitment,
     simulate_rounds,
     simulate_rpc,

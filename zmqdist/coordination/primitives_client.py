@@ -19,7 +19,12 @@ from typing import Any, TypeVar
 
 from zmqdist import task_context
 from zmqdist.clock import monotonic
-from zmqdist.coordination.primitives_client_machine import AGAIN_S, PrimitivesClient, Step, Steps
+from zmqdist.coordination.primitives_client_machine import (
+    AGAIN_S,
+    KeeperCall,
+    Operation,
+    PrimitivesClient,
+)
 from zmqdist.coordination.primitives_service import PREFIX
 from zmqdist.errors import OpError
 from zmqdist.rpc import internal_client
@@ -52,9 +57,9 @@ class PrimitivesLink:
             daemon=True,
         ).start()
 
-    def run(self, operation: Steps[T]) -> T:
+    def run(self, operation: Operation[T]) -> T:
         """Run an operation of the machine to its end, and return its result."""
-        resume: Callable[[], Step] = partial(operation.send, None)
+        resume: Callable[[], KeeperCall] = partial(operation.send, None)
         try:
             while True:
                 with self._lock:
@@ -76,7 +81,7 @@ class PrimitivesLink:
             with self._lock:
                 operation.close()
 
-    def _call(self, step: Step) -> Any:
+    def _call(self, step: KeeperCall) -> Any:
         call = internal_client.start(
             self._rpc,
             PREFIX + step.method,

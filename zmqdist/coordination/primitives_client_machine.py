@@ -2,8 +2,8 @@
 lease, the places that it holds, and what a lost connection means for its requests. No I/O.
 
 Theory of operation
-    An operation is a generator: it yields Steps, which are calls to the dispatcher, and gets the
-    value of each, or its error by `throw`. Its runtime sets `now` before each continuation, and continues one operation at
+    An Operation is a generator: it yields KeeperCalls, and gets the value of each, or its error by
+    `throw`. Its runtime sets `now` before each continuation, and continues one operation at
     a time. The runtime closes an operation whose thread waits no more, for example after Ctrl-C.
     The client counts its lease from the sending of the last message that was answered, so its lease
     ends for the client before it ends for the dispatcher. When the dispatcher does not know the
@@ -43,7 +43,7 @@ AGAIN_S: Final = 0.1
 """Seconds between a failed renewal and the next one."""
 
 
-class Step(NamedTuple):
+class KeeperCall(NamedTuple):
     """A call to the dispatcher.
 
     Attributes:
@@ -59,7 +59,7 @@ class Step(NamedTuple):
 
 
 T = TypeVar("T")
-Steps: TypeAlias = Generator[Step, Any, T]
+Operation: TypeAlias = Generator[KeeperCall, Any, T]
 
 
 class ClientState(enum.Enum):
@@ -116,7 +116,7 @@ class PrimitivesClient:
 
     def request(
         self, verb: str, key: Key, size: int | None, item: bytes, due: float, keeper: int
-    ) -> Steps[tuple[Any, int]]:
+    ) -> Operation[tuple[Any, int]]:
         """Send a request, and return its outcome (primitives_machine.py) and the dispatcher's
         incarnation. `keeper` is the incarnation that has the state of a queue or event; 0 means
         any."""
@@ -161,7 +161,7 @@ class PrimitivesClient:
         finally:
             self._operations -= 1
 
-    def release(self, key: Key) -> Steps[bool]:
+    def release(self, key: Key) -> Operation[bool]:
         """Release the last place of this name. Return False if this process has none.
 
         Raises AbortedError if the place was lost before (P1).
@@ -187,7 +187,7 @@ class PrimitivesClient:
             yield from self._contact(inf)
         return True
 
-    def renew(self) -> Steps[float]:
+    def renew(self) -> Operation[float]:
         """Renew the lease, if this process holds a place or an operation runs. Return the seconds
         until the next renewal."""
         if self._operations or self._holds:
@@ -200,7 +200,7 @@ class PrimitivesClient:
 
     # -- contact -----------------------------------------------------------------------------------
 
-    def _contact(self, due: float) -> Steps[int]:
+    def _contact(self, due: float) -> Operation[int]:
         """Return the number of this client, once the dispatcher knows it and has heard which
         requests are withdrawn. An operation that waits until `due` waits for the dispatcher as long
         (P4), within bounds."""
@@ -225,7 +225,7 @@ class PrimitivesClient:
                         f"no dispatcher has answered at {self._address} for {wait_s:g} s"
                     ) from None
 
-    def _open(self, limit: float) -> Steps[None]:
+    def _open(self, limit: float) -> Operation[None]:
         if self.now >= self._lease_end:
             self._lose(set())
         if self._state is ClientState.ABSENT:
@@ -256,7 +256,7 @@ class PrimitivesClient:
             self._is_suspected = bool(self._withdrawn)
             self._lose(set(holding))
 
-    def _confirmed(self, numbers: list[int], due: float) -> Steps[None]:
+    def _confirmed(self, numbers: list[int], due: float) -> Operation[None]:
         """Confirm items, and withdraw requests."""
         withdrawn = list(self._withdrawn)
         yield from self._exchange(
@@ -265,7 +265,7 @@ class PrimitivesClient:
         self._withdrawn.difference_update(withdrawn)
         self._is_suspected = bool(self._withdrawn)
 
-    def _confirm(self, client: int, number: int, name: str) -> Steps[bool]:
+    def _confirm(self, client: int, number: int, name: str) -> Operation[bool]:
         """Return whether an item has become this client's; False means that it has returned (P3)."""
         is_repeated = False
         while client == (yield from self._contact(inf)):
@@ -285,11 +285,11 @@ class PrimitivesClient:
 
     def _exchange(
         self, client: int, method: str, *args: Any, due: float = inf, waits: bool = False
-    ) -> Steps[Any]:
+    ) -> Operation[Any]:
         """Make a call, and note what its outcome says about the lease."""
         sent_at = self.now
         try:
-            value = yield Step(method, (client, *args), due, waits)
+            value = yield KeeperCall(method, (client, *args), due, waits)
         except UnavailableError:
             self._is_suspected = True
             raise

@@ -83,7 +83,7 @@ TRANSITIONS: Final[Mapping[RequestState, frozenset[RequestState]]] = {
 }
 
 
-class Demand(NamedTuple):
+class PrimitiveRequest(NamedTuple):
     """A request of a client.
 
     Attributes:
@@ -206,7 +206,7 @@ class Primitives:
         record.until = now + self._lease_s
         # P1: later, the leases of all clients of an earlier keeper have ended
         for hold in holds if now < self._settled_at else ():
-            demand = Demand(client, hold.number, "acquire", hold.key, hold.size)
+            demand = PrimitiveRequest(client, hold.number, "acquire", hold.key, hold.size)
             primitive = self._primitive(demand, record)
             if isinstance(primitive, _Primitive) and primitive.out < hold.size:
                 self._answer(self._begin(record, demand, primitive, None), hold.fence)
@@ -248,7 +248,7 @@ class Primitives:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def requested(self, ticket: Ticket, demand: Demand, now: float) -> list[Effect]:
+    def requested(self, ticket: Ticket, demand: PrimitiveRequest, now: float) -> list[Effect]:
         """Carry out a request, which may wait."""
         client = self._clients.get(demand.client)
         if client is None:
@@ -284,7 +284,7 @@ class Primitives:
         request.ticket = None
         return self._end(request)
 
-    def _primitive(self, demand: Demand, client: _Client) -> _Primitive | tuple[int, str]:
+    def _primitive(self, demand: PrimitiveRequest, client: _Client) -> _Primitive | tuple[int, str]:
         """Return the primitive of a demand, or (code, text) if the demand is refused (P7)."""
         kind, name = demand.key
         if len(client.requests) >= limits.PRIMITIVE_REQUESTS_MAX:
@@ -319,7 +319,7 @@ class Primitives:
         return primitive
 
     def _begin(
-        self, client: _Client, demand: Demand, primitive: _Primitive, ticket: Ticket
+        self, client: _Client, demand: PrimitiveRequest, primitive: _Primitive, ticket: Ticket
     ) -> _Request:
         is_put = demand.verb == "put"
         line = primitive.putters if is_put else primitive.takers

@@ -36,9 +36,9 @@ from zmqdist.coordination.primitives_machine import (
     LOCK,
     SEMAPHORE,
     VERBS,
-    Demand,
     Hold,
     Key,
+    PrimitiveRequest,
     Primitives,
 )
 from zmqdist.coordination.replies import Effect, ReplyValue
@@ -132,7 +132,9 @@ class PrimitivesService:
         number_argument(client, "the number of a client")
         number_argument(number, "the number of a request")
         now = self._loop.now()
-        demand = Demand(client, number, verb, key, size, item, now + seconds_argument(timeout))
+        demand = PrimitiveRequest(
+            client, number, verb, key, size, item, now + seconds_argument(timeout)
+        )
         call.on_dropped(lambda: self._perform(self._machine.dropped(client, number)))
         self._perform(self._machine.requested(call, demand, now))
 

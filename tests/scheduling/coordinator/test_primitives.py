@@ -404,6 +404,14 @@ def adds(counter: zd.Queue, lock: zd.Lock) -> int:
     return os.getpid()
 
 
+def own_names() -> list[str]:
+    """Use each kind in a function, which names no cluster."""
+    with zd.Lock("l"), zd.Semaphore("s", 2):
+        zd.Queue("n").put("from a function")
+        zd.Event("e").set()
+    return [repr(zd.Lock("l")), repr(pickle.loads(pickle.dumps(zd.Lock("l"))))]
+
+
 def dies_holding(lock: zd.Lock, attempts: zd.Queue) -> None:
     attempts.put(os.getpid())
     lock.acquire()
@@ -418,6 +426,16 @@ def test_functions_on_workers_share_lock_and_queue(cluster: zd.local_cluster) ->
         pids = coordinator.gather([coordinator.submit(adds, counter, lock) for _ in range(40)])
     assert len({*pids}) > 1
     assert counter.get() == 40
+
+
+def test_function_finds_its_cluster(cluster: zd.local_cluster) -> None:
+    with cluster.coordinator() as coordinator:
+        first, second = coordinator.submit(own_names).result()
+    assert first == second
+    stop = zd.Event("e", cluster=cluster)
+    assert stop.is_set()
+    stop.clear()
+    assert zd.Queue("n", cluster=cluster).get() == "from a function"
 
 
 @pytest.mark.killed("shared primitives")

@@ -15,8 +15,8 @@ from math import inf
 from typing import Any
 
 from tests.sim.simulations.calls import SimCall, SimHost, SimWorld
-from zmqdist.coordination.primitives_client_machine import PrimitivesClient, Step, Steps
-from zmqdist.coordination.primitives_machine import Demand, Hold, Key, Primitives
+from zmqdist.coordination.primitives_client_machine import KeeperCall, Operation, PrimitivesClient
+from zmqdist.coordination.primitives_machine import Hold, Key, PrimitiveRequest, Primitives
 from zmqdist.coordination.replies import Effect, ReplyValue
 from zmqdist.errors import (
     ABORTED,
@@ -60,7 +60,7 @@ class SimPrimitivesKeeper:
         self._clients: dict[SimHost, int] = {}
         self._lines: dict[tuple[Key, bool], list[Any]] = {}
         """The waiting calls of each line, in their order."""
-        self._demands: dict[Any, Demand] = {}
+        self._demands: dict[Any, PrimitiveRequest] = {}
         self._given: dict[tuple[int, int], bytes] = {}
         world.network.start(self.host)
         self.perform([])
@@ -106,14 +106,14 @@ class SimPrimitivesKeeper:
     ) -> None:
         now = self.world.clock.now
         due = inf if timeout_s is None else now + timeout_s
-        demand = Demand(client, number, verb, (kind, name), size, item, due)
+        demand = PrimitiveRequest(client, number, verb, (kind, name), size, item, due)
         call.on_dropped = partial(self._dropped, call, client, number)
         effects = self.machine.requested(call, demand, now)
         self._demands[call] = demand
         self._line(demand).append(call)
         self.perform(effects)
 
-    def _line(self, demand: Demand) -> list[Any]:
+    def _line(self, demand: PrimitiveRequest) -> list[Any]:
         return self._lines.setdefault((demand.key, demand.verb == "put"), [])
 
     def _dropped(self, call: SimCall, client: int, number: int) -> None:
@@ -142,7 +142,7 @@ class SimPrimitivesKeeper:
             lambda: self.perform(self.machine.ticked(self.world.clock.now)),
         )
 
-    def _check(self, call: Any, demand: Demand, outcome: Any) -> None:
+    def _check(self, call: Any, demand: PrimitiveRequest, outcome: Any) -> None:
         """Compare an outcome with the line, and note what it says about an item."""
         world = self.world
         if outcome is not None and demand.verb in ("acquire", "get", "put"):
@@ -171,7 +171,7 @@ class SimUser:
         self.index = index
         self.host = SimHost(world.network, f"user{index}", world.new_life())
         self.client = PrimitivesClient("keeper", self.host.life, world.new_life)
-        self.waits: list[tuple[Steps[Any], list[bool], Then]] = []
+        self.waits: list[tuple[Operation[Any], list[bool], Then]] = []
         self.put_count = 0
         self.progress: Counter[str] = Counter()
         self._keepers: Counter[Key] = Counter()
@@ -191,11 +191,13 @@ class SimUser:
             ),
         )
 
-    def run(self, operation: Steps[Any], then: Then) -> None:
+    def run(self, operation: Operation[Any], then: Then) -> None:
         """Run an operation to its end; `then` gets its result or its error."""
         self._advance(operation, None, [False], then)
 
-    def _advance(self, operation: Steps[Any], outcome: Any, over: list[bool], then: Then) -> None:
+    def _advance(
+        self, operation: Operation[Any], outcome: Any, over: list[bool], then: Then
+    ) -> None:
         if over[0]:
             return
         self.client.now = self.world.clock.now
@@ -209,7 +211,9 @@ class SimUser:
         else:
             self._call(operation, step, over, then)
 
-    def _call(self, operation: Steps[Any], step: Step, over: list[bool], then: Then) -> None:
+    def _call(
+        self, operation: Operation[Any], step: KeeperCall, over: list[bool], then: Then
+    ) -> None:
         has_ended = [False]
         wait = operation, over, then
         self.waits.append(wait)

@@ -9,7 +9,6 @@ Not here: leases, and what happens when a connection ends (coordination/primitiv
 from __future__ import annotations
 
 import queue
-from functools import partial
 from math import inf
 from typing import Any, ClassVar
 
@@ -22,6 +21,7 @@ from zmqdist.errors import InvalidArgumentError
 from zmqdist.field_types import checked, safe_repr
 from zmqdist.limits import KEY_CHARS_MAX, QUEUE_ITEM_BYTES_MAX
 from zmqdist.scheduling.coordinator.dispatcher_target import resolve
+from zmqdist.scheduling.shared import own_cluster
 from zmqdist.wire import results as result_forms
 from zmqdist.wire import trusted
 
@@ -42,6 +42,7 @@ class _Primitive:
             raise InvalidArgumentError(f"{text}, not {len(name)}")
         self.name = name
         self._size = size
+        self._is_default = cluster is None
         self._target = resolve(cluster, form)
 
     def _connected(self) -> PrimitivesLink:
@@ -61,11 +62,13 @@ class _Primitive:
         )
         return outcome
 
-    def _arguments(self) -> tuple[Any, ...]:
-        return (self.name, self._size)
+    def _options(self) -> dict[str, Any]:
+        """Return the arguments of the constructor beside name and cluster."""
+        return {}
 
     def __reduce__(self) -> Any:
-        return partial(type(self), cluster=self._target.address), self._arguments()
+        cluster = self._target.address, self._is_default
+        return _restored, (type(self), self.name, self._options(), *cluster)
 
     @safe_repr
     def __repr__(self) -> str:
@@ -169,9 +172,6 @@ class Lock(_Places):
     def __init__(self, name: str, *, cluster: Any = None) -> None:
         super().__init__(name, 1, cluster)
 
-    def _arguments(self) -> tuple[Any, ...]:
-        return (self.name,)
-
 
 @checked
 class Semaphore(_Places):
@@ -198,6 +198,9 @@ class Semaphore(_Places):
         if value < 1:
             raise ValueError(f"value is {value}, wants 1 or more")
         super().__init__(name, value, cluster)
+
+    def _options(self) -> dict[str, Any]:
+        return {"value": self._size}
 
 
 @checked
@@ -340,10 +343,9 @@ class Queue(_Primitive):
         _, count, _, size = self._request("look")
         return bool(0 < size <= count)
 
-    def __reduce__(self) -> Any:
+    def _options(self) -> dict[str, Any]:
         form = "safe" if self._target.form.safe_only else None
-        made = partial(type(self), cluster=self._target.address, results=form)
-        return made, self._arguments()
+        return {"maxsize": self._size, "results": form}
 
 
 @checked
@@ -405,5 +407,17 @@ class Event(_Primitive):
         """
         return bool(self._request("look")[2])
 
-    def _arguments(self) -> tuple[Any, ...]:
-        return (self.name,)
+
+def _restored(
+    cls: Any, name: str, options: dict[str, Any], address: str, is_default: bool
+) -> _Primitive:
+    """Return the object that was pickled. Work of the same cluster reaches it as it reaches its own
+    cluster. Pickles call this function by name."""
+    own = own_cluster.present()
+    is_own = own is not None and (is_default or _numeric(own.dispatcher) == _numeric(address))
+    restored: _Primitive = cls(name, cluster=None if is_own else address, **options)
+    return restored
+
+
+def _numeric(address: str) -> str:
+    return address.replace("localhost:", "127.0.0.1:")
