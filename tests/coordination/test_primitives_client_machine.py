@@ -159,7 +159,7 @@ def test_outcome_of_confirmation_decides_about_item(outcomes: list[Any], result:
         assert result in (step, step[0])
 
 
-def test_new_dispatcher_is_told_what_process_holds() -> None:
+def test_places_are_named_to_new_dispatcher() -> None:
     process = Process().acquired()
     renewal = process.machine.renew()
     assert process.go(renewal)[0] == "renew"
