@@ -239,7 +239,7 @@ class SimUser:
 
     def give_up(self) -> None:
         """Close an operation that waits, as Ctrl-C does."""
-        requests = [wait for wait in self.waits if wait[0].__name__ == "request"]
+        requests = [wait for wait in self.waits if wait[0].gi_code.co_name == "request"]
         if requests:
             wait = self.world.random.choice(requests)
             operation, over, then = wait
