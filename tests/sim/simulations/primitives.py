@@ -175,6 +175,8 @@ class SimUser:
         self.put_count = 0
         self.progress: Counter[str] = Counter()
         self._keepers: Counter[Key] = Counter()
+        self._requests: set[Operation[Any]] = set()
+        """The operations that the program may give up."""
         world.network.start(self.host)
         self._keep_lease(AGAIN_S)
         for loop in (self._take, self._take, self._put, self._get, self._use_event):
@@ -239,7 +241,7 @@ class SimUser:
 
     def give_up(self) -> None:
         """Close an operation that waits, as Ctrl-C does."""
-        requests = [wait for wait in self.waits if wait[0].gi_code.co_name == "request"]
+        requests = [wait for wait in self.waits if wait[0] in self._requests]
         if requests:
             wait = self.world.random.choice(requests)
             operation, over, then = wait
@@ -256,7 +258,11 @@ class SimUser:
         due = self.client.now = self.world.clock.now
         keeper, self._keepers[key] = self._keepers[key], 0
 
+        request = self.client.request(verb, key, size, item, due + timeout_s, keeper)
+        self._requests.add(request)
+
         def ended(result: Any, error: OpError | None) -> None:
+            self._requests.discard(request)
             if result is not None:
                 self._keepers[key] = result[1]
                 self.progress[key[0]] += 1
@@ -264,7 +270,7 @@ class SimUser:
                 self.world.promise(error.error_code == ABORTED, f"P4 of clients: {error}")
             then(None if result is None else result[0], error)
 
-        self.run(self.client.request(verb, key, size, item, due + timeout_s, keeper), ended)
+        self.run(request, ended)
 
     # -- the program -------------------------------------------------------------------------------
 
