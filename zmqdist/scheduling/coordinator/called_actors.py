@@ -156,6 +156,11 @@ class CalledActors:
             self._machine._move(call, State.WAITING)
             self._machine._begin(call)
 
+    def hold(self, call: MethodCall) -> None:
+        """All inputs of a call are available."""
+        self._machine._move(call, State.HELD)
+        self._touched[call.actor] = None
+
     # -- calls -------------------------------------------------------------------------------------
 
     def left(self, call: MethodCall, before: State) -> None:

@@ -671,12 +671,15 @@ class CoordinatorMachine:
                 self._followups.append((source, None))
         if missing:
             extra.missing = missing
-        elif not self.ending or extra.options.detached:
+        elif not self.ending or work.is_detached:
             if extra.inputs:
                 extra.used = {
                     source: source.attempt for source in extra.inputs if source.state is State.KEPT
                 }
-            self._move(work, State.HELD if isinstance(work, MethodCall) else QUEUED)
+            if isinstance(work, MethodCall):
+                self.actors.hold(work)
+            else:
+                self._move(work, QUEUED)
 
     def _return_to_waiting(self) -> None:
         """Have queued work wait for the inputs that were lost since it was queued (P22)."""

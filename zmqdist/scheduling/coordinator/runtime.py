@@ -705,7 +705,7 @@ class CoordinatorRuntime:
             for work, kind, payload in items:
                 extra = work.extra
                 if extra is not None:
-                    if work.kind is not None or extra.options.detached:
+                    if work.kind is not None or work.is_detached:
                         resolved -= 1
                     payload = self._settle_extra(extra, kind, payload)
                     if kind != KEPT or not payload.lineage:

@@ -63,7 +63,7 @@ class ActorCalls:
     ) -> None:
         self._loop, self._router, self._store = loop, router, store
         self._spec, self._incarnation = spec, incarnation
-        self._queue = ActorCallQueue(GIVEN_CALLS_MAX)
+        self._queue = ActorCallQueue(0)  # `run` admits calls
         self._give: Callable[[list[ActorCall]], object] = lambda calls: None
         self._interrupt: Callable[[list[ActorCall]], object] = lambda calls: None
         self._close: Callable[[], object] = lambda: None
@@ -174,6 +174,7 @@ class ActorCalls:
         batches: queue.SimpleQueue[list[ActorCall] | None] = queue.SimpleQueue()
 
         def begin() -> None:
+            self._queue.running_max = GIVEN_CALLS_MAX
             self._give, self._close = batches.put, lambda: batches.put(None)
             self._give_next()
 

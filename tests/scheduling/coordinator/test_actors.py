@@ -1,0 +1,501 @@
+"""Actors as programs use them: calls, their order and their ends, handles, names and lifetimes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqdist as zd
+from tests.scheduling.work import until
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+
+
+class Counter:
+    def __init__(self, start: int = 0) -> None:
+        self.count = start
+        self.seen: list[Any] = []
+
+    def add(self, number: int) -> int:
+        self.count += number
+        return self.count
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def fail(self) -> None:
+        raise ValueError("as asked")
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def note(self, value: Any) -> list[Any]:
+        self.seen.append(value)
+        return self.seen
+
+    def wait_for(self, path: str) -> int:
+        while not os.path.exists(path):
+            if zd.cancelled():
+                return -1
+            time.sleep(0.005)
+        return self.count
+
+    def add_at(self, other: Any, number: int) -> int:
+        result: int = other.add(number).result(20)
+        return result
+
+    def stop(self, code: int) -> None:
+        os._exit(code)
+
+    def itself(self, handle: Any) -> None:
+        handle.add(1)
+
+
+class Broken:
+    def __init__(self) -> None:
+        raise RuntimeError("no such model")
+
+    def use(self) -> None:
+        pass
+
+
+class Waiter:
+    def __init__(self) -> None:
+        self.running = self.most = 0
+        self.event = asyncio.Event()
+
+    async def wait(self) -> int:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await self.event.wait()
+        finally:
+            self.running -= 1
+        return self.most
+
+    async def open(self) -> None:
+        self.event.set()
+
+    def count(self) -> int:
+        return self.running
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[zd.local_cluster]:
+    with zd.local_cluster(workers=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def coordinator(cluster: zd.local_cluster) -> Iterator[ClusterCoordinator]:
+    with ClusterCoordinator(cluster, cancel_grace_s=0.2, cluster_lost_limit_s=30.0) as coordinator:
+        yield coordinator
+
+
+def add_to(counter: Any, number: int) -> int:
+    result: int = counter.add(number).result(20)
+    return result
+
+
+def is_gone(pid: int) -> bool:
+    return not os.path.exists(f"/proc/{pid}")
+
+
+# -- calls -----------------------------------------------------------------------------------------
+
+
+def test_calls_run_in_order_of_caller(coordinator: ClusterCoordinator) -> None:
+    counter = coordinator.actor(Counter, 1)
+    values = [counter.add(1) for _ in range(1000)]
+    assert coordinator.gather(values) == list(range(2, 1002))
+
+
+def test_actor_has_process_of_its_own(coordinator: ClusterCoordinator) -> None:
+    counters = [coordinator.actor(Counter) for _ in range(3)]
+    pids = coordinator.gather([counter.pid() for counter in counters])
+    slots = coordinator.gather(coordinator.map(lambda _: os.getpid(), range(4)))
+    assert len({*pids}) == 3
+    assert not {*pids} & {*slots, os.getpid()}
+
+
+def test_error_of_method_is_raised_and_actor_lives(coordinator: ClusterCoordinator) -> None:
+    counter = coordinator.actor(Counter)
+    with pytest.raises(ValueError, match="as asked") as raised:
+        counter.fail().result(20)
+    assert "Counter.fail" in str(raised.value.__cause__)
+    assert counter.add(1).result(20) == 1
+
+
+def test_error_of_init_is_that_of_each_call(coordinator: ClusterCoordinator) -> None:
+    broken = coordinator.actor(Broken)
+    calls = [broken.use(), broken.use()]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="no such model"):
+            call.result(20)
+    with pytest.raises(RuntimeError, match="no such model"):
+        broken.use().result(20)
+
+
+@pytest.mark.parametrize("name", ["ad", "_count", "__len__"])
+def test_unknown_method_is_refused(coordinator: ClusterCoordinator, name: str) -> None:
+    counter = coordinator.actor(Counter)
+    with pytest.raises(AttributeError, match="the actor Counter has no method"):
+        getattr(counter, name)
+    assert set(dir(counter)) >= {"add", "pid"}
+
+
+def test_arguments_are_those_of_the_moment(coordinator: ClusterCoordinator) -> None:
+    counter = coordinator.actor(Counter)
+    numbers = [1]
+    array = np.zeros(200_000)
+    calls = counter.echo(numbers), counter.echo(array)
+    numbers.append(2)
+    array[:] = 7
+    assert calls[0].result(20) == [1]
+    assert not calls[1].result(20).any()
+
+
+def test_large_array_travels_both_ways(coordinator: ClusterCoordinator) -> None:
+    counter = coordinator.actor(Counter)
+    array = np.arange(1 << 20, dtype=np.float64)
+    for _ in range(3):
+        result = counter.echo(array).result(30)
+        np.testing.assert_array_equal(result, array)
+        result[:] = 0  # the caller owns it
+
+
+def test_pending_input_holds_back_later_calls(
+    coordinator: ClusterCoordinator, tmp_path: Path
+) -> None:
+    counter, gate = coordinator.actor(Counter), tmp_path / "gate"
+    pending = coordinator.submit(_wait_for, str(gate))
+    calls = [counter.note(pending), counter.note("later")]
+    gate.touch()
+    assert calls[1].result(20) == ["opened", "later"]
+
+
+def _wait_for(path: str) -> str:
+    while not os.path.exists(path):
+        time.sleep(0.005)
+    return "opened"
+
+
+def test_failed_input_fails_its_call_only(coordinator: ClusterCoordinator) -> None:
+    counter = coordinator.actor(Counter)
+    call, later = counter.note(coordinator.submit(int, "x")), counter.note(1)
+    with pytest.raises(errors.ClosureInputError):
+        call.result(20)
+    assert later.result(20) == [1]
+
+
+def test_result_is_input_of_function_and_of_actor(coordinator: ClusterCoordinator) -> None:
+    first, second = coordinator.actor(Counter, 1), coordinator.actor(Counter, 10)
+    assert second.add(first.add(1)).result(20) == 12
+    assert coordinator.submit(abs, first.add(-5)).result(20) == 3
+
+
+def test_join_and_rounds_ignore_calls(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
+    counter, gate = coordinator.actor(Counter), tmp_path / "gate"
+    failed, waiting = counter.fail(), counter.wait_for(str(gate))
+    failed.exception(20)
+    coordinator.submit(abs, -1)
+    coordinator.join(20)
+    assert not waiting.done()
+    gate.touch()
+    assert waiting.result(20) == 0
+
+
+def test_timeout_ends_call_and_not_actor(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
+    counter = coordinator.actor(Counter, 5)
+    slow = counter.wait_for.options(timeout=0.2, name="slow one")(str(tmp_path / "never"))
+    with pytest.raises(errors.DeadlineExceededError, match="slow one"):
+        slow.result(20)
+    assert counter.add(1).result(20) == 6
+
+
+def test_cancelled_call_is_told_and_waiting_one_never_runs(
+    coordinator: ClusterCoordinator, tmp_path: Path
+) -> None:
+    counter = coordinator.actor(Counter)
+    running, waiting, last = (
+        counter.wait_for(str(tmp_path / "never")),
+        counter.note("cancelled"),
+        counter.note("last"),
+    )
+    assert waiting.cancel()
+    assert running.cancel()
+    assert last.result(20) == ["last"]
+    assert running.cancelled()
+    assert waiting.cancelled()
+
+
+def test_call_of_own_method_is_refused(coordinator: ClusterCoordinator) -> None:
+    counter = coordinator.actor(Counter)
+    with pytest.raises(errors.FailedPreconditionError, match="would wait for itself"):
+        counter.itself(counter).result(20)
+
+
+def test_async_methods_run_concurrently(coordinator: ClusterCoordinator) -> None:
+    waiter = coordinator.actor(Waiter)
+    calls = [waiter.wait() for _ in range(50)]
+    waiter.open()
+    assert max(coordinator.gather(calls)) == 50
+
+
+def test_concurrency_bounds_async_calls(coordinator: ClusterCoordinator) -> None:
+    waiter = coordinator.options(concurrency=3).actor(Waiter)
+    calls = [waiter.wait() for _ in range(2)]
+    waiter.open().result(20)
+    calls += [waiter.wait() for _ in range(10)]
+    assert max(coordinator.gather(calls)) <= 3
+
+
+def test_cancelled_async_call_is_interrupted(coordinator: ClusterCoordinator) -> None:
+    waiter = coordinator.actor(Waiter)
+    call = waiter.wait()
+    until(lambda: waiter.count().result(20) == 1)
+    call.cancel()
+    until(lambda: waiter.count().result(20) == 0)
+
+
+def test_call_is_awaitable(coordinator: ClusterCoordinator) -> None:
+    counter = coordinator.actor(Counter)
+
+    async def run() -> list[int]:
+        return await asyncio.gather(counter.add(1), counter.add(1))
+
+    assert asyncio.run(run()) == [1, 2]
+
+
+def test_threads_share_handle(coordinator: ClusterCoordinator) -> None:
+    counter = coordinator.actor(Counter)
+
+    def add_often() -> None:
+        for _ in range(100):
+            counter.add(1).result(20)
+
+    threads = [threading.Thread(target=add_often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert counter.add(0).result(20) == 400
+
+
+# -- handles ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.shares_cluster  # slots and actors that use handles stay connected
+def test_handle_travels_to_functions_and_actors(coordinator: ClusterCoordinator) -> None:
+    counter, other = coordinator.actor(Counter, 1), coordinator.actor(Counter)
+    assert coordinator.submit(add_to, counter, 2).result(20) == 3
+    assert coordinator.submit(lambda: add_to(counter, 2)).result(20) == 5
+    assert other.add_at(counter, 2).result(20) == 7
+
+
+@pytest.mark.shares_cluster
+def test_handle_in_result_is_the_same_actor(coordinator: ClusterCoordinator) -> None:
+    counter = coordinator.actor(Counter)
+    returned = coordinator.submit(lambda value: value, counter).result(20)
+    assert returned == counter
+    assert {returned, counter} == {counter}
+    assert pickle.loads(pickle.dumps(counter)).add(1).result(20) == 1
+
+
+def test_actor_ends_with_its_last_handle(coordinator: ClusterCoordinator) -> None:
+    counter = coordinator.actor(Counter)
+    pid = counter.pid().result(20)
+    same = pickle.loads(pickle.dumps(counter))
+    del counter
+    gc.collect()
+    assert same.pid().result(20) == pid
+    del same
+    gc.collect()
+    until(lambda: is_gone(pid))
+
+
+def test_unfinished_work_keeps_actor(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
+    counter, gate = coordinator.actor(Counter, 4), tmp_path / "gate"
+    pid = counter.pid().result(20)
+    call = counter.wait_for(str(gate))
+    del counter
+    gc.collect()
+    gate.touch()
+    assert call.result(20) == 4
+    del call
+    gc.collect()
+    until(lambda: is_gone(pid))
+
+
+@pytest.mark.shares_cluster
+def test_handle_elsewhere_does_not_keep_actor(
+    cluster: zd.local_cluster, coordinator: ClusterCoordinator
+) -> None:
+    keeper = coordinator.actor(_Keeper)
+    with ClusterCoordinator(cluster) as maker:
+        counter = maker.options(name="elsewhere").actor(Counter)
+        counter.add(1).result(20)
+        found = coordinator.get_actor("elsewhere", 20)
+        keeper.keep(found).result(20)
+    with pytest.raises(errors.ActorLostError):
+        found.add(1).result(20)
+    with pytest.raises(errors.ActorLostError):
+        keeper.add(1).result(20)
+
+
+class _Keeper:
+    def keep(self, handle: Any) -> None:
+        self.handle = handle
+
+    def add(self, number: int) -> int:
+        result: int = self.handle.add(number).result(20)
+        return result
+
+
+# -- names and lifetimes ---------------------------------------------------------------------------
+
+
+def test_actor_is_found_by_name(cluster: zd.local_cluster, coordinator: ClusterCoordinator) -> None:
+    tally = coordinator.options(name="tally").actor(Counter)
+    tally.add(1).result(20)
+    with ClusterCoordinator(cluster) as other:
+        found = other.get_actor("tally", 20)
+        assert found.add(1).result(20) == 2
+        assert "Counter" in repr(found)
+    assert tally.add(1).result(20) == 3
+
+
+def test_unknown_name_is_not_found(coordinator: ClusterCoordinator) -> None:
+    with pytest.raises(errors.NotFoundError, match="nobody"):
+        coordinator.get_actor("nobody", 20)
+
+
+def test_name_belongs_to_one_actor(coordinator: ClusterCoordinator) -> None:
+    first = coordinator.options(name="once").actor(Counter, 1)
+    first.add(0).result(20)
+    second = coordinator.options(name="once").actor(Counter, 2)
+    with pytest.raises(errors.ActorLostError, match="once") as raised:
+        second.add(0).result(20)
+    assert not raised.value.maybe_executed
+    assert first.add(0).result(20) == 1
+
+
+def test_detached_actor_outlives_its_program(
+    cluster: zd.local_cluster, coordinator: ClusterCoordinator
+) -> None:
+    with ClusterCoordinator(cluster) as maker:
+        detached = maker.options(name="kept", lifetime="detached").actor(Counter)
+        pid = detached.pid().result(20)
+    found = coordinator.get_actor("kept", 20)
+    assert found.add(3).result(20) == 3
+    coordinator.kill(found)
+    until(lambda: is_gone(pid))
+
+
+def test_killed_actor_ends_its_calls(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
+    counter = coordinator.actor(Counter)
+    running = counter.wait_for(str(tmp_path / "never"))
+    until(lambda: "live" in repr(counter))
+    coordinator.kill(counter)
+    with pytest.raises(errors.ActorLostError) as raised:
+        running.result(20)
+    assert raised.value.maybe_executed
+    with pytest.raises(errors.ActorLostError, match="was killed by its program") as raised:
+        counter.add(1).result(20)
+    assert not raised.value.maybe_executed
+
+
+# -- deaths ----------------------------------------------------------------------------------------
+
+
+def test_death_of_process_says_how(coordinator: ClusterCoordinator) -> None:
+    counter = coordinator.actor(Counter)
+    os.kill(counter.pid().result(20), signal.SIGKILL)
+    call = counter.wait_for("/nonexistent")
+    with pytest.raises(errors.ActorLostError, match="SIGKILL") as raised:
+        call.result(20)
+    copy = pickle.loads(pickle.dumps(raised.value))
+    assert (copy.call, copy.maybe_executed) == ("Counter.wait_for", raised.value.maybe_executed)
+
+
+def test_calls_during_death_are_maybe_executed(coordinator: ClusterCoordinator) -> None:
+    counter = coordinator.actor(Counter)
+    call = counter.stop(3)
+    with pytest.raises(errors.ActorLostError, match="exit code 3") as raised:
+        call.result(20)
+    assert raised.value.maybe_executed
+
+
+def test_restarted_actor_begins_again(coordinator: ClusterCoordinator) -> None:
+    counter = coordinator.options(restarts=1).actor(Counter, 5)
+    assert counter.add(1).result(20) == 6
+    with pytest.raises(errors.ActorLostError):
+        counter.stop(1).result(20)
+    assert counter.add(1).result(20) == 6
+    with pytest.raises(errors.ActorLostError):
+        counter.stop(1).result(20)
+    with pytest.raises(errors.ActorLostError) as raised:
+        counter.add(1).result(20)
+    assert not raised.value.maybe_executed
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"lifetime": "long"}, ValueError, 'wants "detached"'),
+        ({"lifetime": "detached"}, ValueError, "needs a name"),
+        ({"restarts": -1}, ValueError, "wants 0 or more"),
+        ({"restarts": True}, TypeError, "wants a whole number"),
+        ({"concurrency": 0}, ValueError, "wants 1 or more"),
+        ({"concurrency": 2}, ValueError, "has no `async def` method"),
+        ({"worker": "x"}, ValueError, "wants the index of a worker"),
+        ({"retries": 1}, ValueError, "it has no use for the option retries"),
+        ({"restart": 1}, TypeError, "restarts"),
+    ],
+)
+def test_wrong_option_is_refused(
+    coordinator: ClusterCoordinator,
+    options: dict[str, Any],
+    error: type[Exception],
+    text: str,
+) -> None:
+    with pytest.raises(error, match=text):
+        coordinator.options(**options).actor(Counter)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda c: c.actor(abs), TypeError, "takes a class"),
+        (lambda c: c.actor(Counter, threading.Lock()), errors.InvalidArgumentError, "lock"),
+        (
+            lambda c: c.actor(Counter, c.submit(abs, 1)),
+            errors.InvalidArgumentError,
+            "pass its result",
+        ),
+        (lambda c: c.options(restarts=1).submit(abs, 1), ValueError, "no use for restarts"),
+        (lambda c: c.actors(Counter, 0), ValueError, "wants 1 or more members"),
+    ],
+)
+def test_wrong_argument_is_refused(
+    coordinator: ClusterCoordinator,
+    make: Callable[[ClusterCoordinator], object],
+    error: type[Exception],
+    text: str,
+) -> None:
+    with pytest.raises(error, match=text):
+        make(coordinator)
