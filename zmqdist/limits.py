@@ -761,6 +761,9 @@ CODE_PART_BYTES: Final = 2**18
 """Bytes of one order with code. An order is so short that a heartbeat can be sent between two
 orders on a slow line."""
 
+STREAM_AHEAD: Final = 32
+"""Values of a generator that were made and that its reader has not taken yet."""
+
 ACTOR_WINDOW_CALLS: Final = 4096
 """Calls that a program has sent to one actor and that have not ended. More would only wait at the
 actor, where a death loses them; the rest waits in the program."""

@@ -69,6 +69,9 @@ KEPT = 4
 """The payload is a reference, as for BULK, to a value that stays with its worker. This kind is used
 only inside a process, and between a slot and its worker. Messages use BULK.
 """
+ITEM = 6
+"""The payload is one value of a generator, or a reference to it; more outcomes of the call follow.
+In the place of the attempt is the number of the value."""
 INPUT_LOST = 5
 """The function did not run, because the holder no longer has the value of an input. The payload is
 from `encode_loss` (scheduling/shared/remote_results.py).
@@ -857,6 +860,15 @@ class ActorResults(Message, tag=95):
     SENT = "actor -> coordinator"
     incarnation: int
     items: list[Result]
+
+
+class StreamCredit(Message, tag=96):
+    """The reader of a generator has taken so many more values, so that the actor may free them and
+    make more."""
+
+    SENT = "coordinator -> actor"
+    work: int
+    count: int
 
 
 ALL: tuple[type[Message], ...] = tuple(

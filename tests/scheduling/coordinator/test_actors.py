@@ -20,6 +20,7 @@ import zmqdist as zd
 from tests.scheduling.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.limits import STREAM_AHEAD
 
 
 class Counter:
@@ -60,6 +61,37 @@ class Counter:
 
     def itself(self, handle: Any) -> None:
         handle.add(1)
+
+
+class Source:
+    def __init__(self) -> None:
+        self.made = 0
+        self.is_closed = False
+
+    def count(self, end: int, size: int = 0) -> Iterator[Any]:
+        try:
+            for number in range(end):
+                self.made += 1
+                yield np.full(size, number) if size else number
+        finally:
+            self.is_closed = True
+
+    def fail_after(self, end: int) -> Iterator[int]:
+        yield from range(end)
+        raise ValueError("no more")
+
+    def state(self) -> tuple[int, bool]:
+        return self.made, self.is_closed
+
+
+class AsyncSource(Waiter):
+    async def count_async(self, end: int) -> Any:
+        for number in range(end):
+            await asyncio.sleep(0)
+            yield number
+
+    def count_plain(self, end: int) -> Iterator[int]:
+        yield from range(end)
 
 
 class Broken:
@@ -291,6 +323,76 @@ def test_threads_share_handle(coordinator: ClusterCoordinator) -> None:
     for thread in threads:
         thread.join(60)
     assert counter.add(0).result(20) == 400
+
+
+# -- generators ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", [0, 1, 1000])
+def test_generator_streams_in_order(coordinator: ClusterCoordinator, end: int) -> None:
+    assert list(coordinator.actor(Source).count(end)) == list(range(end))
+
+
+def test_large_values_stream(coordinator: ClusterCoordinator) -> None:
+    source = coordinator.actor(Source)
+    sums = [int(array[0]) for array in source.count(100, 50_000)]
+    assert sums == list(range(100))
+
+
+def test_generator_waits_for_reader(coordinator: ClusterCoordinator) -> None:
+    source = coordinator.actor(Source)
+    stream = source.count(10_000)
+    assert next(stream) == 0
+    stream.close()
+    made, is_closed = source.state().result(20)
+    assert made <= 3 * STREAM_AHEAD
+    assert is_closed
+
+
+def test_dropped_stream_closes_generator(coordinator: ClusterCoordinator) -> None:
+    source = coordinator.actor(Source)
+    for number in source.count(1_000_000):
+        if number == 3:
+            break
+    gc.collect()
+    assert source.state().result(20)[1]
+
+
+def test_error_of_generator_follows_its_values(coordinator: ClusterCoordinator) -> None:
+    values = []
+    with pytest.raises(ValueError, match="no more"):
+        for value in coordinator.actor(Source).fail_after(40):
+            values.append(value)
+    assert values == list(range(40))
+
+
+@pytest.mark.parametrize("method", ["count_async", "count_plain"])
+def test_generators_of_async_actor_stream(coordinator: ClusterCoordinator, method: str) -> None:
+    source = coordinator.actor(AsyncSource)
+    streams = [getattr(source, method)(200) for _ in range(2)]
+
+    async def read(stream: Any) -> list[int]:
+        return [value async for value in stream]
+
+    async def read_both() -> list[list[int]]:
+        return await asyncio.gather(*map(read, streams))
+
+    assert asyncio.run(read_both()) == [list(range(200))] * 2
+
+
+def test_death_ends_stream_after_its_values(coordinator: ClusterCoordinator) -> None:
+    source = coordinator.actor(_Dying)
+    values = []
+    with pytest.raises(errors.ActorLostError):
+        for value in source.count():
+            values.append(value)
+    assert values == list(range(len(values)))
+
+
+class _Dying:
+    def count(self) -> Iterator[int]:
+        yield from range(20)
+        os._exit(1)
 
 
 # -- handles ---------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import queue
 import secrets
 import threading
 import weakref
@@ -27,10 +28,11 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
 )
 from zmqdist.scheduling.coordinator.options import WorkOptions, whole, worker_name
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, unwrapped, work_of
+from zmqdist.scheduling.coordinator.result_stream import ResultStream
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 from zmqdist.scheduling.coordinator.work import CalledActor, Extra, MethodCall
 from zmqdist.scheduling.shared import actors as shared
-from zmqdist.scheduling.shared.actors import ActorState, is_async, method_kinds
+from zmqdist.scheduling.shared.actors import ActorState, MethodKind, is_async, method_kinds
 from zmqdist.wire import trusted
 
 CONCURRENCY: Final = 1000
@@ -137,9 +139,14 @@ class ActorMethod:
     ) -> None:
         self._handle, self._name, self._timeout, self._label = handle, name, timeout, label
 
-    def __call__(self, *args: Any, **kwargs: Any) -> RemoteValue[Any]:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method, and return a RemoteValue of what it returns, or the ResultStream of a
+        generator. Does not wait."""
         held = self._handle._held
-        return held.actors.call(held, self._name, args, kwargs, self._timeout, self._label)
+        is_stream = self._handle._methods[self._name] == MethodKind.STREAM
+        return held.actors.call(
+            held, self._name, args, kwargs, self._timeout, self._label, is_stream
+        )
 
     def options(self, *, timeout: float | None = None, name: str | None = None) -> ActorMethod:
         return ActorMethod(self._handle, self._name, seconds(timeout), name)
@@ -340,8 +347,10 @@ class Actors:
         kwargs: dict[str, Any],
         timeout: float | None,
         name: str | None,
-    ) -> RemoteValue[Any]:
-        """Call a method, and return a RemoteValue for its result."""
+        is_stream: bool = False,
+    ) -> Any:
+        """Call a method, and return a RemoteValue for its result, or the ResultStream of a
+        generator."""
         runtime = self.runtime
         own = shared.own
         if own is not None and own.actor == held.called.number and own.concurrency == 1:
@@ -369,7 +378,10 @@ class Actors:
                 call = MethodCall(next(self._works), held.called, method, packed, held)
                 if name is not None:
                     call.name = name
-                return runtime.enqueue_call(call, extra)
+                if is_stream:
+                    call.items = queue.SimpleQueue()
+                value = runtime.enqueue_call(call, extra)
+                return ResultStream(runtime, call, value) if is_stream else value
             except BaseException:
                 runtime.store.free(bulks)
                 raise

@@ -32,6 +32,7 @@ from zmqdist.messages import (
     BULK,
     ERROR,
     INPUT_LOST,
+    ITEM,
     VALUE,
     ActorChanged,
     ActorFound,
@@ -43,6 +44,7 @@ from zmqdist.messages import (
     FindActor,
     Result,
     ResultReceived,
+    StreamCredit,
     WatchActor,
 )
 from zmqdist.scheduling.coordinator.coordinator_events import (
@@ -178,6 +180,10 @@ class CalledActors:
         machine = self._machine
         self._touched[actor] = None
         for number, attempt, kind, payload in items:
+            if kind == ITEM:
+                if number in actor.calling:
+                    actor.calling[number].items.put(payload)
+                continue
             call = actor.calling.pop(number, None)
             if call is None:
                 if kind == BULK:  # it was cancelled meanwhile
@@ -199,6 +205,12 @@ class CalledActors:
                 machine.unfinished -= 1
             else:
                 machine._finish(call, kind, payload)
+
+    def taken(self, call: MethodCall, count: int) -> None:
+        """The program has taken values of a generator."""
+        if call.actor.is_connected:
+            credit = StreamCredit(call.number, count)
+            self._machine._effects.append(SendToActor(call.actor, credit))
 
     def received(self, number: int) -> bool:
         """The large result of a work item has arrived, is not needed, or cannot be reached (K7).

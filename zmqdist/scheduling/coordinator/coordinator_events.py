@@ -180,6 +180,14 @@ class ActorDisconnected:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamTaken:
+    """The program has taken so many more values of a generator."""
+
+    call: MethodCall
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class CallsEnded:
     """Results of calls have arrived from an actor."""
 
@@ -211,6 +219,7 @@ Event: TypeAlias = (
     | ActorConnected
     | ActorDisconnected
     | CallsEnded
+    | StreamTaken
     | Heard
     | Ticked
 )

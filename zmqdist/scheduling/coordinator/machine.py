@@ -140,6 +140,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     RoundRefused,
     RoundSettled,
     Scheduled,
+    StreamTaken,
     SubmitWork,
     TakeBackRequested,
     ValueLost,
@@ -389,6 +390,8 @@ class CoordinatorMachine:
                 self._disconnected(for_good=False)
             case CallsEnded(actor, items):
                 self.actors.results(actor, items)
+            case StreamTaken(call, count):
+                self.actors.taken(call, count)
             case ActorMade(actor):
                 self.actors.made(actor)
             case ActorWatched(actor):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Mapping, Sequence
+from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
 from zmqdist.errors import LostStart
@@ -107,6 +108,7 @@ NO_DEPENDENTS: Final[dict[Any, None]] = {}
 NO_USED: Final[dict[Any, int]] = {}
 NO_INPUTS: Final[dict[int, Any]] = {}
 NO_PACKED: Final[dict[int, bytes]] = {}
+NO_ITEMS: Final[SimpleQueue[bytes | None]] = SimpleQueue()
 NO_BULKS: Final[list[int]] = []
 """Stand for what a work item does not have, and are never changed: new empty containers for each
 work item would take most of the memory of an Extra."""
@@ -256,15 +258,17 @@ class CalledActor:
 
 
 class MethodCall(Work):
-    """A call of an actor's method. It belongs to no round."""
+    """A call of an actor's method. It belongs to no round. `items` are the packed values of a
+    generator that have arrived; None ends them."""
 
-    __slots__ = ("actor", "method")
+    __slots__ = ("actor", "items", "method")
 
     def __init__(
         self, number: int, actor: CalledActor, method: str, payload: bytes, alive: object = True
     ) -> None:
         super().__init__(number, 0, f"{actor.cls}.{method}", payload, alive)
         self.actor, self.method = actor, method
+        self.items: SimpleQueue[bytes | None] = NO_ITEMS
 
     @property
     def is_detached(self) -> bool:

@@ -8,34 +8,44 @@ after the first of them if a later call runs for longer.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import queue
-from collections import defaultdict
-from collections.abc import Callable
+import threading
+from collections import defaultdict, deque
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from zmqdist import clock as time
 from zmqdist import errors
 from zmqdist.batches import split
 from zmqdist.field_types import did_you_mean
+from zmqdist.limits import STREAM_AHEAD
 from zmqdist.messages import (
     BULK,
     ERROR,
+    ITEM,
     VALUE,
     ActorResults,
     ActorSpec,
     CallActor,
     CancelActorCalls,
     ResultReceived,
+    StreamCredit,
 )
-from zmqdist.scheduling.shared.actors import is_async
-from zmqdist.scheduling.shared.references import PartsFetcher, decode_reference, encode_reference
+from zmqdist.scheduling.shared.actors import MethodKind, is_async
+from zmqdist.scheduling.shared.references import (
+    PartsFetcher,
+    decode_reference,
+    encode_reference,
+    is_reference,
+)
 from zmqdist.scheduling.shared.store import BulkStore
 from zmqdist.scheduling.worker.actor_calls_machine import ActorCall, ActorCallQueue, CallState
 from zmqdist.scheduling.worker.function_call import run, run_method
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Peer, Router
-from zmqdist.wire import trusted
+from zmqdist.wire import results, trusted
 
 if TYPE_CHECKING:
     import asyncio
@@ -50,6 +60,9 @@ FLUSH_S: Final = 0.002
 FLUSH_MAX_S: Final = 0.016
 """Seconds between two looks for outcomes while a list of calls runs; each pause is twice as long as
 the last, up to the second number."""
+
+CREDIT_S: Final = 0.002
+"""Seconds between two looks of an asynchronous generator for credit."""
 
 _running: contextvars.ContextVar[ActorCall | None] = contextvars.ContextVar("call", default=None)
 
@@ -71,9 +84,11 @@ class ActorCalls:
         self._current: ActorCall | None = None
         self._ending = self._flush_due = False
         self._flush_step_s = FLUSH_S
+        self._streams: dict[tuple[Peer, int], _Stream] = {}
         self._held: dict[Peer, dict[tuple[int, int], list[int]]] = defaultdict(dict)
         router.on(CallActor, self._called, roles=CALLERS)
         router.on(CancelActorCalls, self._cancelled, roles=CALLERS)
+        router.on(StreamCredit, self._credited, roles=CALLERS)
         router.on(ResultReceived, self._received, roles=CALLERS)
         router.on_gone.append(self._gone)
 
@@ -90,6 +105,8 @@ class ActorCalls:
 
     def _end(self) -> None:
         self._queue.close()
+        for stream in self._streams.values():
+            stream.credit(1)
         self._close()
 
     # -- calls -------------------------------------------------------------------------------------
@@ -113,6 +130,10 @@ class ActorCalls:
     def _give_next(self) -> None:
         calls = self._queue.next_calls()
         if calls:
+            for call in calls:
+                if self._spec.methods.get(call.method) == MethodKind.STREAM:
+                    peer: Any = call.caller
+                    self._streams[peer, call.work] = _Stream()
             self._give(calls)
             if len(calls) > 1 or self._queue.running > 1:
                 self._flush_step_s = FLUSH_S
@@ -126,16 +147,37 @@ class ActorCalls:
 
     def _cancelled(self, peer: Peer, message: CancelActorCalls, _frames: object) -> None:
         self._interrupt(self._queue.cancel(peer, message.calls))
+        for work, _ in message.calls:
+            self._drop_stream(peer, work)
 
     def _received(self, peer: Peer, message: ResultReceived, _frames: object) -> None:
         held = self._held.get(peer, {})
         for work, attempt in message.items:
             self._store.free(held.pop((work, attempt), ()))
 
+    def _credited(self, peer: Peer, message: StreamCredit, _frames: object) -> None:
+        stream = self._streams.get((peer, message.work))
+        if stream is not None:
+            count = min(message.count, len(stream.sent))
+            for _ in range(count):
+                self._store.free(stream.sent.popleft())
+            stream.credit(count)
+            if stream.is_ended and not stream.sent:
+                del self._streams[peer, message.work]
+
     def _gone(self, peer: Peer) -> None:
         self._interrupt(self._queue.caller_gone(peer))
+        for key in [key for key in self._streams if key[0] is peer]:
+            self._drop_stream(*key)
         for bulks in self._held.pop(peer, {}).values():
             self._store.free(bulks)
+
+    def _drop_stream(self, peer: Peer, work: int) -> None:
+        stream = self._streams.pop((peer, work), None)
+        if stream is not None:
+            stream.credit(1)  # its generator may wait, and sees that the call was dropped
+            for bulks in stream.sent:
+                self._store.free(bulks)
 
     def _flush(self) -> None:
         """Send the outcomes, and give the next calls."""
@@ -145,13 +187,25 @@ class ActorCalls:
         by_peer: dict[Peer, list[tuple[int, int, int, bytes]]] = defaultdict(list)
         for call, kind, payload in outcomes:
             peer: Any = call.caller
-            bulks: list[int] = decode_reference(payload).bulks if kind == BULK else []
-            if self._queue.ended(call):
+            is_held = kind == BULK or (kind == ITEM and is_reference(payload))
+            bulks: list[int] = decode_reference(payload).bulks if is_held else []
+            if kind == ITEM:
+                stream = self._streams.get((peer, call.work))
+                if stream is None:
+                    self._store.free(bulks)
+                else:
+                    by_peer[peer].append((call.work, call.attempt, kind, payload))
+                    stream.sent.append(bulks)
+            elif self._queue.ended(call):
                 by_peer[peer].append((call.work, call.attempt, kind, payload))
                 if bulks:
                     self._held[peer][call.work, call.attempt] = bulks
             else:
                 self._store.free(bulks)
+            if kind != ITEM and (stream := self._streams.get((peer, call.work))) is not None:
+                stream.is_ended = True
+                if not stream.sent:
+                    del self._streams[peer, call.work]
         for peer, items in by_peer.items():
             for part in split(items):
                 self._router.send(peer, ActorResults(self._incarnation, part))
@@ -162,7 +216,7 @@ class ActorCalls:
     def run(self, instance: Any, fetcher: PartsFetcher) -> None:
         """Run the calls until the actor ends. The main thread calls this, once the loop has
         started."""
-        methods = _Methods(instance, self._spec.cls, fetcher)
+        methods = _Methods(self, instance, self._spec, fetcher)
         if is_async(type(instance)):
             import asyncio  # here, because it is slow to import, and most actors do not need it
 
@@ -237,6 +291,52 @@ class ActorCalls:
         await asyncio.gather(*tasks.values(), return_exceptions=True)
         self._loop.run(self._flush)
 
+    def stream(self, method: Callable[..., Any]) -> Callable[..., None]:
+        """Return a function that sends the values of a generator method to the caller."""
+        call = self._current
+        assert call is not None
+        stream = self._streams.get((call.caller, call.work))  # type: ignore[arg-type]
+
+        def send_all(*args: Any, **kwargs: Any) -> None:
+            with contextlib.closing(method(*args, **kwargs)) as generator:
+                for item in generator:
+                    if stream is None or not stream.wait() or self.is_cancelled():
+                        return
+                    self._send_item(call, item)
+
+        return send_all
+
+    def async_stream(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a coroutine function that does the same in an event loop."""
+        import asyncio
+
+        call = _running.get()
+        assert call is not None
+        stream = self._streams.get((call.caller, call.work))  # type: ignore[arg-type]
+
+        async def send_all(*args: Any, **kwargs: Any) -> None:
+            generator = method(*args, **kwargs)
+            items = generator if hasattr(generator, "__anext__") else _as_async(generator)
+            async with contextlib.aclosing(items):
+                async for item in items:
+                    if stream is None:
+                        return
+                    while not stream.wait(0.0):
+                        await asyncio.sleep(CREDIT_S)
+                    self._send_item(call, item)
+
+        return send_all
+
+    def _send_item(self, call: ActorCall, item: Any) -> None:
+        pack = results.pack if call.payload[:1] == results.SAFE else trusted.pack
+        packed = pack(item)
+        if not isinstance(packed, bytes):
+            packed = encode_reference(self._store.hold(packed, shared=True))
+        self._outcomes.append((call, ITEM, packed))
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
     def _append(self, call: ActorCall, kind: int, payload: Any) -> None:
         if kind == BULK:
             try:
@@ -246,17 +346,44 @@ class ActorCalls:
         self._outcomes.append((call, kind, payload))
 
 
+class _Stream:
+    """The values of a generator at its actor: the numbers in the store of those that were sent and
+    not taken, and the credit for more."""
+
+    def __init__(self) -> None:
+        self.sent: deque[list[int]] = deque()
+        self.is_ended = False
+        self._credit = threading.Semaphore(STREAM_AHEAD)
+
+    def credit(self, count: int) -> None:
+        self._credit.release(count)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return self._credit.acquire(timeout=timeout_s)
+
+
+async def _as_async(generator: Any) -> AsyncGenerator[Any, None]:
+    with contextlib.closing(generator):
+        for item in generator:
+            yield item
+
+
 class _Methods:
     """The methods of the object, by name."""
 
-    def __init__(self, instance: Any, cls: str, fetcher: PartsFetcher) -> None:
-        self._instance, self._cls, self._fetcher = instance, cls, fetcher
+    def __init__(
+        self, calls: ActorCalls, instance: Any, spec: ActorSpec, fetcher: PartsFetcher
+    ) -> None:
+        self._calls, self._instance, self._cls, self._fetcher = calls, instance, spec.cls, fetcher
+        self._kinds, self._is_async = spec.methods, is_async(type(instance))
 
     def get(self, _coordinator: int, name: str) -> Any:
         method = None if name.startswith("_") else getattr(self._instance, name, None)
         if not callable(method):
             names = [name for name in dir(type(self._instance)) if not name.startswith("_")]
             raise AttributeError(f"{self._cls} has no method {name}: {did_you_mean(name, names)}")
+        if self._kinds.get(name) == MethodKind.STREAM:
+            return (self._calls.async_stream if self._is_async else self._calls.stream)(method)
         return method
 
     def fetched(self, payload: bytes) -> list[Any]:
