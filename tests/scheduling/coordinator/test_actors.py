@@ -84,7 +84,7 @@ class Source:
         return self.made, self.is_closed
 
 
-class AsyncSource(Waiter):
+class AsyncSource:
     async def count_async(self, end: int) -> Any:
         for number in range(end):
             await asyncio.sleep(0)
@@ -359,10 +359,9 @@ def test_dropped_stream_closes_generator(coordinator: ClusterCoordinator) -> Non
 
 
 def test_error_of_generator_follows_its_values(coordinator: ClusterCoordinator) -> None:
-    values = []
+    values: list[int] = []
     with pytest.raises(ValueError, match="no more"):
-        for value in coordinator.actor(Source).fail_after(40):
-            values.append(value)
+        values.extend(coordinator.actor(Source).fail_after(40))
     assert values == list(range(40))
 
 
@@ -382,10 +381,9 @@ def test_generators_of_async_actor_stream(coordinator: ClusterCoordinator, metho
 
 def test_death_ends_stream_after_its_values(coordinator: ClusterCoordinator) -> None:
     source = coordinator.actor(_Dying)
-    values = []
+    values: list[int] = []
     with pytest.raises(errors.ActorLostError):
-        for value in source.count():
-            values.append(value)
+        values.extend(source.count())
     assert values == list(range(len(values)))
 
 
