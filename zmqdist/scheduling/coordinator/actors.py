@@ -79,8 +79,6 @@ class ActorHandle:
     result or captured, also of other actors, and any thread may use it.
     """
 
-    __slots__ = ("_held", "_methods")
-
     def __init__(self, held: _Held, methods: dict[str, int]) -> None:
         self._held, self._methods = held, methods
 
@@ -90,7 +88,9 @@ class ActorHandle:
             raise AttributeError(
                 f"the actor {cls} has no method {name}: {did_you_mean(name, list(self._methods))}"
             )
-        return ActorMethod(self, name)
+        is_stream = self._methods[name] == MethodKind.STREAM
+        method = self.__dict__[name] = ActorMethod(self._held, name, is_stream)
+        return method
 
     def __dir__(self) -> list[str]:
         return sorted(self._methods)
@@ -128,31 +128,47 @@ class ActorMethod:
     """A method of an actor. `options(timeout=, name=)` returns the same method with options: the
     seconds after which a call ends with DeadlineExceededError, and a name for errors."""
 
-    __slots__ = ("_handle", "_label", "_name", "_timeout")
+    __slots__ = ("_held", "_is_stream", "_label", "_name", "_timeout")
 
     def __init__(
         self,
-        handle: ActorHandle,
+        held: _Held,
         name: str,
+        is_stream: bool,
         timeout: float | None = None,
         label: str | None = None,
     ) -> None:
-        self._handle, self._name, self._timeout, self._label = handle, name, timeout, label
+        self._held, self._name, self._is_stream, self._timeout = held, name, is_stream, timeout
+        self._label = label or f"{held.called.cls}.{name}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method, and return a RemoteValue of what it returns, or the ResultStream of a
         generator. Does not wait."""
-        held = self._handle._held
-        is_stream = self._handle._methods[self._name] == MethodKind.STREAM
+        held = self._held
+        if (
+            not kwargs
+            and not self._is_stream
+            and self._timeout is None
+            and shared.own is None
+            and trusted.ATOMS.issuperset(map(type, args))
+        ):
+            # as `call` does, for the calls that most are: no handle or RemoteValue is among these
+            # arguments, so that packing needs no lock
+            packed = trusted.pack_call(args, kwargs)
+            if type(packed) is bytes:
+                actors = held.actors
+                number = next(actors.works)
+                call = MethodCall(number, held.called, self._name, self._label, packed, held)
+                return actors.runtime.enqueue_call(call, None)
         return held.actors.call(
-            held, self._name, args, kwargs, self._timeout, self._label, is_stream
+            held, self._name, args, kwargs, self._timeout, self._label, self._is_stream
         )
 
     def options(self, *, timeout: float | None = None, name: str | None = None) -> ActorMethod:
-        return ActorMethod(self._handle, self._name, seconds(timeout), name)
+        return ActorMethod(self._held, self._name, self._is_stream, seconds(timeout), name)
 
     def __repr__(self) -> str:
-        return f"<method {self._name} of {self._handle!r}>"
+        return f"<method {self._label}>"
 
 
 open_actors: weakref.WeakSet[Actors] = weakref.WeakSet()
@@ -176,7 +192,7 @@ class Actors:
         restore: Callable[..., ActorHandle],
     ) -> None:
         self.runtime, self.alive, self.restore = runtime, alive, restore
-        self._works = works
+        self.works = works
         self._requests = itertools.count(1)
         self._searches: dict[int, tuple[threading.Event, list[ActorFound]]] = {}
         self._held: weakref.WeakValueDictionary[int, _Held] = weakref.WeakValueDictionary()
@@ -346,8 +362,8 @@ class Actors:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         timeout: float | None,
-        name: str | None,
-        is_stream: bool = False,
+        name: str,
+        is_stream: bool,
     ) -> Any:
         """Call a method, and return a RemoteValue for its result, or the ResultStream of a
         generator."""
@@ -363,7 +379,8 @@ class Actors:
             bulks: list[int] = []
             try:
                 if isinstance(packed, list):
-                    packed, bulks = runtime.hold(packed)
+                    # a call is sent once, so that its actor alone maps them
+                    packed, bulks = runtime.hold(packed, shared=False)
                 extra = None
                 if inputs or uses or bulks or timeout is not None:
                     extra = Extra(
@@ -375,9 +392,7 @@ class Actors:
                     extra.uses, extra.bulks = uses, bulks
                     extra.input_values, extra.packed_inputs = inputs, {}
                     runtime.copy_inputs(extra)
-                call = MethodCall(next(self._works), held.called, method, packed, held)
-                if name is not None:
-                    call.name = name
+                call = MethodCall(next(self.works), held.called, method, name, packed, held)
                 if is_stream:
                     call.items = queue.SimpleQueue()
                 value = runtime.enqueue_call(call, extra)

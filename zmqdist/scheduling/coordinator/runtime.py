@@ -296,10 +296,13 @@ class CoordinatorRuntime:
         ) as client:
             return getattr(client, f"{method}_blocking")(*args)
 
-    def hold(self, parts: list[Any], inline_max: int = INLINE_BYTES_MAX) -> tuple[bytes, list[int]]:
+    def hold(
+        self, parts: list[Any], inline_max: int = INLINE_BYTES_MAX, *, shared: bool = True
+    ) -> tuple[bytes, list[int]]:
         """Put a copy of data that is too large for a message into the store. Return a reference,
-        and numbers for `enqueue`, or for `store.free` if the work was not enqueued."""
-        reference = self.store.hold(parts, shared=True, inline_max=inline_max)
+        and numbers for `enqueue`, or for `store.free` if the work was not enqueued. `shared` as in
+        `BulkStore.hold`."""
+        reference = self.store.hold(parts, shared=shared, inline_max=inline_max)
         return encode_reference(reference), reference.bulks
 
     def enqueue(
@@ -346,7 +349,8 @@ class CoordinatorRuntime:
         call.extra = extra
         value = RemoteValue(self, call)
         with self.lock:
-            self.check_open()
+            if self.closed or self.queue.room <= 0:  # `room` is 0 in a forked child
+                self.check_open()
             if not self.outbox:
                 self._loop.call_soon(self._drain)
             self.outbox.append(call)

@@ -264,9 +264,15 @@ class MethodCall(Work):
     __slots__ = ("actor", "items", "method")
 
     def __init__(
-        self, number: int, actor: CalledActor, method: str, payload: bytes, alive: object = True
+        self,
+        number: int,
+        actor: CalledActor,
+        method: str,
+        name: str,
+        payload: bytes,
+        alive: object = True,
     ) -> None:
-        super().__init__(number, 0, f"{actor.cls}.{method}", payload, alive)
+        super().__init__(number, 0, name, payload, alive)
         self.actor, self.method = actor, method
         self.items: SimpleQueue[bytes | None] = NO_ITEMS
 

@@ -331,7 +331,7 @@ class ActorCalls:
         pack = results.pack if call.payload[:1] == results.SAFE else trusted.pack
         packed = pack(item)
         if not isinstance(packed, bytes):
-            packed = encode_reference(self._store.hold(packed, shared=True))
+            packed = encode_reference(self._store.hold(packed, shared=False))
         self._outcomes.append((call, ITEM, packed))
         if not self._flush_due:
             self._flush_due = True
@@ -340,7 +340,7 @@ class ActorCalls:
     def _append(self, call: ActorCall, kind: int, payload: Any) -> None:
         if kind == BULK:
             try:
-                payload = encode_reference(self._store.hold(payload, shared=True))
+                payload = encode_reference(self._store.hold(payload, shared=False))
             except Exception as error:
                 kind, payload = ERROR, trusted.pack_error(error)
         self._outcomes.append((call, kind, payload))
