@@ -211,6 +211,8 @@ class ClusterCoordinator:
             most 200 characters.
           worker, priority, retries, timeout, keep, lineage: as in `schedule`. `timeout` counts from
             each `submit`.
+          num_returns: the number of items of the result, of which each becomes a RemoteValue of its
+            own (`Submitter.submit`).
 
         Raises:
           TypeError: there is no such option, or its value has a wrong type.
@@ -362,6 +364,7 @@ class ClusterCoordinator:
                         inputs=[work_of(value) for value in inputs.values()],
                     )
                     extra.timeout = plan_options.timeout
+                    extra.parts = plan_options.num_returns
                     if uses:
                         extra.uses = uses
                     if bulks or inputs:

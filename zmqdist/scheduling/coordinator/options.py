@@ -13,6 +13,10 @@ from typing import Any, Final, NamedTuple
 from zmqdist.clock import deadline, seconds
 from zmqdist.scheduling.shared.quantities import Quantities, quantities
 
+NUM_RETURNS_MAX: Final = 1000
+"""The largest number of parts of a result, because each part has a frame of the message of a large
+result (limits.FRAMES_MAX)."""
+
 
 class WorkOptions(NamedTuple):
     """The options of a work item, in the order of the last fields of `messages.Submit`. A work item
@@ -79,15 +83,19 @@ def worker_name(worker: int | str) -> str:
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
     """The options that only this process knows. `timeout` is in seconds; `until` is a time by the
-    clock of time.monotonic."""
+    clock of time.monotonic. `num_returns` is the number of parts of the result; 0 if the result is
+    one value."""
 
     retries: int = 0
     timeout: float | None = None
     until: float | None = None
     lineage: bool = False
+    num_returns: int = 0
 
     @classmethod
-    def checked(cls, retries: int, timeout: float | None, lineage: bool) -> PlanOptions:
+    def checked(
+        cls, retries: int, timeout: float | None, lineage: bool, num_returns: int | None = None
+    ) -> PlanOptions:
         """Return the checked options, or NO_OPTIONS for the defaults.
 
         Raises ValueError if an option is out of range, TypeError if `retries` is not a whole
@@ -97,7 +105,10 @@ class PlanOptions:
             raise ValueError(f"retries is {retries}, wants 0 or more")
         if (limit_s := seconds(timeout)) == 0:
             raise ValueError(f"timeout is {timeout}, wants more than 0 s, or None")
-        options = cls(retries, limit_s, deadline(limit_s), lineage)
+        parts = 0 if num_returns is None else whole("num_returns", num_returns)
+        if num_returns is not None and not 1 <= parts <= NUM_RETURNS_MAX:
+            raise ValueError(f"num_returns is {num_returns}, wants 1 to {NUM_RETURNS_MAX}, or None")
+        options = cls(retries, limit_s, deadline(limit_s), lineage, parts)
         return NO_OPTIONS if options == NO_OPTIONS else options
 
 

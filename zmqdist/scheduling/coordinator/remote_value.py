@@ -34,6 +34,7 @@ from zmqdist.scheduling.coordinator.failures import Failure, Failures
 from zmqdist.scheduling.coordinator.result_fetcher import ResultFetcher
 from zmqdist.scheduling.coordinator.work import KeptAt, Work
 from zmqdist.scheduling.shared import remote_results
+from zmqdist.scheduling.shared.result_parts import part_reference, split_parts
 from zmqdist.wire import results, trusted
 
 if TYPE_CHECKING:
@@ -175,15 +176,15 @@ class RemoteValue(NotAFuture, Generic[T_co]):
                 "its result()"
             )
         if not packing.by_reference:
-            packing.inputs[self.work] = self
-            return remote_results.input_value, (self.work, self.name)
+            packing.inputs[self._input] = self
+            return remote_results.input_value, (self._input, self.name)
         if self._work.kind != KEPT:
             raise RemoteValueNotAllowed(
                 "only a RemoteValue of keep=True that has ended can be given to all workers: give "
                 "them its result()"
             )
         packing.uses.append(self)
-        return remote_results.kept_value, (self._work.outcome.reference, self.name)
+        return remote_results.kept_value, (self._reference(self._work.outcome), self.name)
 
     @property
     def status(self) -> RemoteValueStatus:
@@ -235,11 +236,11 @@ class RemoteValue(NotAFuture, Generic[T_co]):
                 if self._value is _NOTHING:
                     began = clock.perf_counter() if metrics.enable_metrics else 0.0
                     self._value = results.unpack(
-                        self._work.outcome, safe_only=self._owner.target.form.safe_only
+                        self._outcome(), safe_only=self._owner.target.form.safe_only
                     )
                     if began:
                         metrics.record("remote_value_fetch", clock.perf_counter() - began)
-                    self._work.outcome = None
+                    self._forget_outcome()
         return self._value
 
     get = result
@@ -255,7 +256,8 @@ class RemoteValue(NotAFuture, Generic[T_co]):
                 raise errors.FailedPreconditionError(problem)
             try:
                 with metrics.monitored_timer("remote_value_fetch"):
-                    value = self._owner.result_fetcher.fetch_kept(location.reference, self.name)
+                    reference = self._reference(location)
+                    value = self._owner.result_fetcher.fetch_kept(reference, self.name)
             except errors.UnavailableError:
                 if not location.lineage or not self._wait_for_recomputation(
                     location, until, timeout
@@ -438,6 +440,23 @@ class RemoteValue(NotAFuture, Generic[T_co]):
             )
         return array
 
+    @property
+    def _input(self) -> int:
+        """The number of the value among the inputs of a function."""
+        return self._work.number
+
+    def _reference(self, location: KeptAt) -> bytes:
+        """Return the reference to the value, which is kept there."""
+        return location.reference
+
+    def _outcome(self) -> Any:
+        """Return the packed value. The caller holds `packing.unpacking`, and the value has arrived
+        and was not unpacked."""
+        return self._work.outcome
+
+    def _forget_outcome(self) -> None:
+        self._work.outcome = None
+
     def _packed(self) -> Any:
         return (
             results.pack(self._value)
@@ -469,6 +488,42 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         return Failure(kind, outcome, self.name, self._owner.target.form.safe_only)()
 
 
+class PartValue(RemoteValue[T_co]):
+    """One part of the result of a function with `num_returns`. All parts share one work item, which
+    the cluster computes, keeps, loses and cancels as a whole.
+
+    Args:
+      whole: the RemoteValue of the work item. Only its parts hold it, so that the value is dropped
+        with the last of them.
+    """
+
+    __slots__ = ("_count", "_part", "_whole")
+
+    def __init__(self, whole: RemoteValue, part: int, count: int) -> None:
+        super().__init__(whole._owner, whole._work)
+        self._whole, self._part, self._count = whole, part, count
+
+    def __del__(self) -> None:
+        """Do nothing: `_whole` drops the value."""
+
+    @property
+    def _input(self) -> int:
+        return self._work.number | self._part << remote_results.PART_SHIFT
+
+    def _reference(self, location: KeptAt) -> bytes:
+        return part_reference(location.reference, self._part, self._count)
+
+    def _outcome(self) -> Any:
+        whole = self._whole
+        if whole._value is _NOTHING:
+            whole._value = split_parts(self._work.outcome, self._count)
+            self._work.outcome = None
+        return whole._value[self._part]
+
+    def _forget_outcome(self) -> None:
+        self._whole._value[self._part] = None
+
+
 # -- for other parts of the coordinator ------------------------------------------------------------
 
 
@@ -485,7 +540,8 @@ def release_at_end(value: RemoteValue, waiter: Any) -> None:
     Unlike a callback, a waiter does not keep the RemoteValue alive, so the caller must keep a
     reference to the RemoteValue.
     """
-    if type(value) is not RemoteValue:  # the value of a resource, which is built again and again
+    if type(value) not in (RemoteValue, PartValue):
+        # the value of a resource, which is built again and again
         settle_at_end(value, lambda _: waiter.release())
         return
     if value._work.kind is None:
@@ -515,7 +571,19 @@ def copied(value: RemoteValue, take: Callable[[Any], object]) -> None:
     """
     if value._work.kind == VALUE:
         with value._owner.packing.unpacking:
-            take(value._work.outcome if value._value is _NOTHING else value._packed())
+            take(value._outcome() if value._value is _NOTHING else value._packed())
+
+
+def part_of(value: RemoteValue, packed: Any) -> Any:
+    """Return what belongs to this value of the packed result of its work item."""
+    return (
+        split_parts(packed, value._count)[value._part] if isinstance(value, PartValue) else packed
+    )
+
+
+def reference_of(value: RemoteValue) -> bytes:
+    """Return the reference to the kept value."""
+    return value._reference(value._work.outcome)
 
 
 def take_back(value: RemoteValue) -> None:

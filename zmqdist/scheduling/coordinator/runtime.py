@@ -89,7 +89,14 @@ from zmqdist.scheduling.coordinator.failures import Failure, Failures
 from zmqdist.scheduling.coordinator.functions import FunctionNumbers
 from zmqdist.scheduling.coordinator.machine import DISPATCHER, ROUND, CoordinatorMachine
 from zmqdist.scheduling.coordinator.queue_bounds import QueueBounds
-from zmqdist.scheduling.coordinator.remote_value import Packing, RemoteValue, copied, work_of
+from zmqdist.scheduling.coordinator.remote_value import (
+    Packing,
+    RemoteValue,
+    copied,
+    part_of,
+    reference_of,
+    work_of,
+)
 from zmqdist.scheduling.coordinator.result_fetcher import ResultFetcher
 from zmqdist.scheduling.coordinator.unreachable_log import UnreachableLog
 from zmqdist.scheduling.coordinator.watchdog import WatchDog
@@ -107,8 +114,15 @@ from zmqdist.scheduling.coordinator.work import (
 )
 from zmqdist.scheduling.coordinator.work_names import described
 from zmqdist.scheduling.shared.actors import ActorState
-from zmqdist.scheduling.shared.references import INPUTS, KEEP, encode_inputs, encode_reference
+from zmqdist.scheduling.shared.references import (
+    INPUTS,
+    KEEP,
+    PARTS,
+    encode_inputs,
+    encode_reference,
+)
 from zmqdist.scheduling.shared.remote_results import decode_loss
+from zmqdist.scheduling.shared.result_parts import COUNT_BYTES
 from zmqdist.scheduling.shared.store import BulkStore
 from zmqdist.task_context import scheduled
 from zmqdist.transport.dealer import DealerConnection
@@ -627,7 +641,10 @@ class CoordinatorRuntime:
                     self._dealer.send(message)
                 case KeepInput(work, payload, dependents):
                     for dependent in dependents:
-                        self._put_input(dependent.with_extra(), work.number, payload)
+                        extra = dependent.with_extra()
+                        for number, value in extra.input_values.items():
+                            if work_of(value) is work:
+                                self._put_input(extra, number, part_of(value, payload))
                 case Recomputed(work):
                     with self.lock:
                         waiters = _taken_waiters(work)
@@ -687,7 +704,7 @@ class CoordinatorRuntime:
             return self.packing.mark + payload
         if extra.input_values:
             inputs = {
-                number: work_of(value).outcome.reference if packed is None else packed
+                number: reference_of(value) if packed is None else packed
                 for number, value in extra.input_values.items()
                 for packed in (extra.packed_inputs.get(number),)
             }
@@ -696,6 +713,8 @@ class CoordinatorRuntime:
                 payload, bulks = self.hold([payload])
                 extra.bulks += bulks
             payload = INPUTS + payload
+        if extra.parts:
+            payload = PARTS + extra.parts.to_bytes(COUNT_BYTES, "big") + payload
         return self.packing.mark + (KEEP + payload if extra.keep else payload)
 
     def _settle(self, items: list[tuple[Work, int, Any]], failures: Collection[Work]) -> None:
@@ -755,7 +774,8 @@ class CoordinatorRuntime:
             metrics.record("closure_execution", clock.perf_counter() - extra.scheduled_at)
             extra.scheduled_at = 0.0
         if kind == INPUT_FAILED:
-            source: RemoteValue = extra.input_values[payload]
+            values = extra.input_values.values()
+            source: RemoteValue = next(value for value in values if value.work == payload)
             work = work_of(source)
             return work.outcome if work.kind == INPUT_FAILED else source
         return extra.timeout if kind == TIMED_OUT else payload

@@ -19,7 +19,7 @@ from zmqdist.scheduling.coordinator.actor_groups import ActorGroup, MemberDeath,
 from zmqdist.scheduling.coordinator.actors import ActorHandle, Actors
 from zmqdist.scheduling.coordinator.failures import with_failures
 from zmqdist.scheduling.coordinator.options import NO_OPTIONS, PlanOptions, WorkOptions
-from zmqdist.scheduling.coordinator.remote_value import RemoteValue, unwrapped
+from zmqdist.scheduling.coordinator.remote_value import PartValue, RemoteValue, unwrapped
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 from zmqdist.wire.trusted import describe
 
@@ -45,6 +45,7 @@ class TaskOptions(TypedDict, total=False):
     keep: bool
     lineage: bool
     resources: Mapping[str, float] | None
+    num_returns: int | None
     lifetime: str | None
     restarts: int
     concurrency: int | None
@@ -186,7 +187,10 @@ class Submitter:
             settings.get("worker"), settings.get("priority", 0), settings.get("resources")
         )
         self._plan_options = PlanOptions.checked(
-            settings.get("retries", 0), settings.get("timeout"), lineage
+            settings.get("retries", 0),
+            settings.get("timeout"),
+            lineage,
+            settings.get("num_returns"),
         )
         self._keep = settings.get("keep", False) or lineage
         self._of_actors = ", ".join(settings.keys() & (OF_ACTORS | OF_GROUPS))
@@ -216,15 +220,25 @@ class Submitter:
 
         >>> coordinator.options(retries=2).submit(abs, -3).result()
         3
+
+        With `num_returns` the function returns a tuple or list of so many items, and `submit` a
+        tuple with a RemoteValue for each item. With `keep` a consumer fetches only its item. All
+        are cancelled, retried and lost together, and a kept result is released with the last one.
+
+        >>> whole, rest = coordinator.options(num_returns=2).submit(divmod, 7, 2)
+        >>> rest.result()
+        1
         """
         if self._of_actors:
             raise ValueError(f"submit() runs a function: it has no use for {self._of_actors}")
         plan_options = self._plan_options
         if plan_options.timeout is not None:
             plan_options = replace(plan_options, until=deadline(plan_options.timeout))
-        return self._coordinator._schedule(
+        value = self._coordinator._schedule(
             fn, args, kwargs, self._keep, self._options, plan_options, self._name
         )
+        parts = plan_options.num_returns
+        return tuple(PartValue(value, part, parts) for part in range(parts)) if parts else value  # type: ignore[return-value]
 
     def actor(self, cls: type, /, *args: Any, **kwargs: Any) -> ActorHandle:
         """Make an actor, as `ClusterCoordinator.actor` does, with the options.

@@ -288,6 +288,7 @@ class Extra:
       options, keep, retries, until, timeout, lineage: as in options.py. `retries` falls with each
         attempt that ends with an error of the function.
       inputs: the work items whose values the function needs.
+      parts: the number of parts of the result; 0 if the result is one value.
 
     Attributes (of the machine):
       missing: the inputs for which the work item waits.
@@ -323,6 +324,7 @@ class Extra:
         "missing",
         "options",
         "packed_inputs",
+        "parts",
         "recomputations",
         "retries",
         "scheduled_at",
@@ -346,6 +348,7 @@ class Extra:
         self.options, self.keep, self.retries = options, keep, retries
         self.until, self.lineage, self.inputs = until, lineage, inputs
         self.timeout: float | None = None
+        self.parts = 0
         self.missing: set[Work] = NO_WORKS
         self.dependents: dict[Work, None] = NO_DEPENDENTS
         self.used: dict[Work, int] = NO_USED

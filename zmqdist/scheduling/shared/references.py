@@ -4,7 +4,8 @@ message.
 A payload may begin with a mark: a byte with which neither a pickle nor a MessagePack value of this protocol begins.
     MARK     the payload is a reference
     INPUTS   the payload begins with results of other work items, followed by the arguments
-    KEEP     the result stays with its worker; this mark precedes the other marks
+    KEEP     the result stays with its worker; this mark precedes the next three
+    PARTS    the result is packed in parts; their number in two bytes follows (result_parts.py)
     MUTABLE  the payload is a function that captures a mutable object, so it is unpickled for each run
 """
 
@@ -21,6 +22,7 @@ MARK = b"\xc1"
 KEEP = b"\xc2"
 INPUTS = b"\xc3"
 MUTABLE = b"\xc4"
+PARTS = b"\xc6"
 
 Handle: TypeAlias = tuple[int, int, int, int, int, int, int, int]
 Memory: TypeAlias = tuple[int, int, int, int]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -39,6 +39,11 @@ class _OfThread(threading.local):
 
 
 of_thread = _OfThread()
+
+PART_SHIFT: Final = 48
+"""An input that is a part of a result has the number of the part above these bits, and the number
+of the work item below."""
+
 _LOSS: msgspec.msgpack.Decoder[tuple[int, bytes]] = msgspec.msgpack.Decoder(tuple[int, bytes])
 
 
@@ -46,7 +51,7 @@ class InputLost(Exception):
     """The holder no longer has the value of an input. Raised only inside `function_call.run`.
 
     Attributes:
-      work: the number of the work item whose result the input is.
+      work: the number of the work item whose result the input is, with that of the part.
       error: the error with which the function fails if the input is not recomputed.
     """
 
@@ -65,7 +70,8 @@ def decode_loss(payload: bytes) -> tuple[int, bytes]:
     """Return the lost input and the packed error of an INPUT_LOST outcome. Raises WireError if the
     payload is damaged."""
     try:
-        return _LOSS.decode(payload)
+        number, error = _LOSS.decode(payload)
+        return number & ((1 << PART_SHIFT) - 1), error
     except (msgspec.DecodeError, ValueError) as error:
         raise errors.WireError("?", f"damaged outcome: {error}") from None
 
@@ -90,7 +96,7 @@ def input_value(work: int, name: str) -> Any:
     name is part of the protocol.
 
     Args:
-      work: the number of the work item whose result the input is.
+      work: the number of the work item whose result the input is, with that of the part.
       name: the function of that work item, for the error text.
 
     Raises:

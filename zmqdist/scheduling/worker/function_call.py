@@ -11,6 +11,8 @@ exception of the user's code leaves this module.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from zmqdist.errors import InternalError
@@ -21,10 +23,12 @@ from zmqdist.scheduling.shared.references import (
     KEEP,
     MARK,
     MUTABLE,
+    PARTS,
     PartsFetcher,
     decode_reference,
 )
 from zmqdist.scheduling.shared.resources import SlotResources
+from zmqdist.scheduling.shared.result_parts import COUNT_BYTES, pack_parts
 from zmqdist.wire import results, trusted
 
 
@@ -104,10 +108,13 @@ def run(functions: CallableSource, coordinator: int, fn: Any, payload: bytes) ->
     keep = payload[:1] == KEEP
     if keep:
         payload = payload[1:]
+    pack: Callable[[Any], trusted.Packed] = results.pack if safely else trusted.pack
+    if payload[:1] == PARTS:
+        pack = partial(pack_parts, pack, int.from_bytes(payload[1 : 1 + COUNT_BYTES], "big"))
+        payload = payload[1 + COUNT_BYTES :]
     # An error before the function has begun is one of unpickling, and the error's text says so.
     began = False
     remote_results.of_thread.safe_only = safely
-    pack = results.pack if safely else trusted.pack
     try:
         function, args, kwargs = _unpacked_call(functions, coordinator, fn, payload)
         began = True
@@ -178,7 +185,8 @@ def _failure(error: BaseException, safely: bool, *, unpickling: bool) -> tuple[i
         return INPUT_LOST, remote_results.encode_loss(error)
     form: Any = results if safely else trusted
     frames = error.__traceback__ and error.__traceback__.tb_next
-    if frames is not None and frames.tb_frame.f_code is form.pack.__code__:
+    packers = form.pack.__code__, pack_parts.__code__
+    if frames is not None and frames.tb_frame.f_code in packers:
         error = error.with_traceback(None)  # no frame of it is the function's
     if not isinstance(error, Exception):
         error = trusted.as_ordinary_error(error)
