@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from zmqdist.launch.executor import Executor
     from zmqdist.launch.local_cluster import local_cluster
     from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
+    from zmqdist.scheduling.coordinator.options import Retries
     from zmqdist.scheduling.coordinator.primitives import Event, Lock, Queue, Semaphore
     from zmqdist.scheduling.coordinator.remote_value import RemoteValue
     from zmqdist.servers.dispatch_server import DispatchServer
@@ -77,6 +78,7 @@ _WHERE = {
     "ParameterServerStrategy": "zmqdist.training.strategy",
     "Queue": "zmqdist.scheduling.coordinator.primitives",
     "RemoteValue": "zmqdist.scheduling.coordinator.remote_value",
+    "Retries": "zmqdist.scheduling.coordinator.options",
     "Semaphore": "zmqdist.scheduling.coordinator.primitives",
     "Server": "zmqdist.tasks.server",
     "ServerDef": "zmqdist.cluster",
@@ -131,6 +133,7 @@ __all__ = [
     "ParameterServerStrategy",
     "Queue",
     "RemoteValue",
+    "Retries",
     "Semaphore",
     "Server",
     "ShardedVariable",

@@ -22,6 +22,7 @@ PINNED: dict[str, frozenset[str]] = {
             "ParameterServerStrategy",
             "Queue",
             "RemoteValue",
+            "Retries",
             "Semaphore",
             "Server",
             "ShardedVariable",

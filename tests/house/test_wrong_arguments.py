@@ -220,6 +220,7 @@ VALID: Final[dict[str, Any]] = {
     "task_index": 0,
     "task_type": "worker",
     "tensors": np.arange(3),
+    "times": 3,
     "trainer_id": "x",
     "transformation_func": identity,
     "value": 1.0,

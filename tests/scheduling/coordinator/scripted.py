@@ -3,7 +3,8 @@ effects as lines.
 
 `machine` makes a coordinator without a dispatcher, `ready` one with function 7, a dispatcher and a
 worker; the words after it are its options. `at` and `tick` set the time in seconds, which begins
-at 0. `states` writes the number, state and attempt of each record, `show` the named properties. Any
+at 0. `retry 1/0` is the decision of the program after an error, which a work item with `backoff=` (its
+first wait in seconds; 5 at most) asks for. `states` writes the number, state and attempt of each record, `show` the named properties. Any
 other line is one event of the program, or one message of the dispatcher.
 
 An attempt is written as work/attempt. Attempts of a later submission, retry or recomputation begin
@@ -47,6 +48,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     BulkUnreachable,
     CancelRequested,
     CoordinatorRefused,
+    DecideRetry,
     DispatcherDown,
     DispatcherUp,
     Effect,
@@ -62,6 +64,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     PackingFailed,
     Recomputed,
     Resolve,
+    RetryDecided,
     RoomMade,
     RoundRefused,
     RoundSettled,
@@ -72,10 +75,11 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     WorkBegun,
 )
 from zmqdist.scheduling.coordinator.machine import DISPATCHER, CoordinatorMachine
-from zmqdist.scheduling.coordinator.options import PLAIN, WorkOptions
+from zmqdist.scheduling.coordinator.options import PLAIN, Retries, WorkOptions
 from zmqdist.scheduling.coordinator.work import (
     ATTEMPTED,
     AWAITING_RESULT,
+    IN_PROGRAM,
     INPUT_FAILED,
     LOST,
     TIMED_OUT,
@@ -232,6 +236,11 @@ class Script:
             case "value-lost":
                 number, attempt = number_and_attempt(words[0])
                 return ValueLost(self.works[number], attempt)
+            case "retry" | "no-retry":
+                work = self.works[number_and_attempt(words[0])[0]]
+                asked = DecideRetry(work, number_and_attempt(words[0])[1], words[0].encode())
+                draw = float(options_of(words).get("draw", 0.5))
+                return RetryDecided(asked, command == "retry", draw)
             case "tick":
                 return Ticked()
         return Heard(DISPATCHER, self.message(command, groups))
@@ -282,6 +291,8 @@ class Script:
                     lineage="lineage" in options,
                     inputs=[self.works[int(n)] for n in options.get("inputs", "").split(",") if n],
                 )
+                if "backoff" in options:
+                    work.extra.policy = Retries(work.extra.retries, float(options["backoff"]), 5.0)
             self.works[work.number] = work
         return works
 
@@ -314,6 +325,8 @@ class Script:
                 yield f"keep-input {work.number} {payload.decode()} for {numbers}"
             case Recomputed(work):
                 yield f"recomputed {work.number}"
+            case DecideRetry(work, attempt, _):
+                yield f"decide-retry {texts_of([(work.number, attempt)])}"
             case Free(work):
                 yield f"free {work.number}"
             case Fetch(work, attempt, _):
@@ -358,7 +371,7 @@ class Script:
         machine, works = self.machine, list(self.machine.works.values())
         assert all(self.works[number] is work for number, work in machine.works.items())
         assert machine.unfinished == sum(work.state in UNFINISHED for work in works)
-        assert machine.waiting == sum(work.state is State.WAITING for work in works)
+        assert machine.waiting == sum(work.state in IN_PROGRAM for work in works)
         there = [w for w in works if w.state in AWAITING_RESULT or w.state is State.ABANDONED]
         attached = sum(not work.is_detached for work in there)
         if machine.registered:

@@ -10,7 +10,7 @@ from zmqdist.messages import SUBMISSION_SHIFT
 from zmqdist.scheduling.coordinator.options import WorkOptions
 from zmqdist.scheduling.coordinator.work import Extra, State, Work
 
-RESULTS = "WAITING QUEUED FETCHING KEPT VALUE_LOST SUCCEEDED FAILED"
+RESULTS = "WAITING DECIDING QUEUED FETCHING KEPT VALUE_LOST SUCCEEDED FAILED"
 """What a result, or the loss of the dispatcher that owes one, can make of a work item."""
 ALLOWED = {
     "NEW": "WAITING QUEUED FAILED",
@@ -20,6 +20,8 @@ ALLOWED = {
     "TAKING_BACK": f"{RESULTS} SUBMITTED CANCELLING ABANDONED",
     "CANCELLING": f"{RESULTS} ABANDONED",
     "FETCHING": RESULTS,
+    "DECIDING": "DELAYED VALUE_LOST SUCCEEDED FAILED",
+    "DELAYED": "WAITING VALUE_LOST SUCCEEDED FAILED",
     "KEPT": "VALUE_LOST SUCCEEDED FAILED",
     "VALUE_LOST": "WAITING SUCCEEDED FAILED",
     "SUCCEEDED": "",

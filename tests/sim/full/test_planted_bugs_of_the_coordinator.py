@@ -33,6 +33,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     KeepInput,
     KeptDropped,
     Resolve,
+    RetryDecided,
     Scheduled,
     SubmitWork,
     ValueLost,
@@ -94,6 +95,12 @@ def altered_effects(kind: type, alter: Callable[[Any], Any]) -> Plant:
         lambda self, event, answer: [
             alter(effect) if isinstance(effect, kind) else effect for effect in answer
         ],
+    )
+
+
+def altered_events(kind: type, alter: Callable[[Any], Any]) -> Plant:
+    return events(
+        CoordinatorMachine, lambda self, event: alter(event) if isinstance(event, kind) else event
     )
 
 
@@ -235,6 +242,19 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     ),
     ("an error is tried again for ever", data(tries_for_ever, Results), "coordinator P24"),
     ("an error is never tried again", data(set_extra(retries=0)), "coordinator P24"),
+    (
+        "a retry does not wait",
+        altered_events(RetryDecided, lambda decided: replace(decided, draw=decided.draw - 1)),
+        "coordinator P30",
+    ),
+    ("a retry is not asked for", data(set_extra(policy=None), Results), "coordinator P30"),
+    (
+        "a retry that the program refuses begins",
+        altered_events(RetryDecided, lambda decided: replace(decided, again=True)),
+        ("coordinator P30", "coordinator P24"),
+    ),
+    ("a decision about a retry is lost", unheard(CoordinatorMachine, RetryDecided), ""),
+    ("a retry never begins", no_arrow(TRANSITIONS, State.DELAYED, State.WAITING), ""),
     (
         "a failed input counts as a good one",
         altered_effects(Resolve, failed_counts_as_good),

@@ -36,6 +36,7 @@ from zmqdist.scheduling.coordinator.affinity import MembersChanged
 from zmqdist.scheduling.coordinator.coordinator_events import (
     BulkArrived,
     CancelRequested,
+    DecideRetry,
     DispatcherDown,
     DispatcherUp,
     Effect,
@@ -60,6 +61,7 @@ from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
 from zmqdist.scheduling.coordinator.options import PLAIN, WorkOptions
 from zmqdist.scheduling.coordinator.work import (
     AWAITING_RESULT,
+    IN_PROGRAM,
     INPUT_FAILED,
     LOST,
     TIMED_OUT,
@@ -412,7 +414,7 @@ class SimCoordinator:
         machine, works = self.machine, self.machine.works.values()
         states = Counter(work.state for work in works)
         assert machine.unfinished == sum(states[state] for state in UNFINISHED), "unfinished"
-        assert machine.waiting == states[State.WAITING], "waiting"
+        assert machine.waiting == sum(states[state] for state in IN_PROGRAM), "waiting"
         in_rounds = Counter(work.state for work in works if not work.is_detached)
         there = sum(in_rounds[state] for state in (*AWAITING_RESULT, State.ABANDONED))
         assert machine.at_dispatcher == there, (machine.at_dispatcher, there, works)
@@ -463,6 +465,8 @@ class SimCoordinator:
                     self.plans.keep_input(effect)
                 case Recomputed(work):
                     self.plans.remade(work.number)
+                case DecideRetry():
+                    self.plans.decide(effect)
                 case Free(work):
                     self.plans.free(work.number)
                 case Fetch(work, attempt, reference):

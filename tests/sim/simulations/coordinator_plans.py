@@ -13,13 +13,15 @@ from tests.sim.simulations.clock import SimClock
 from tests.sim.simulations.network import SimConnection
 from zmqdist.messages import ERROR, KEPT, SUBMISSION_SHIFT, VALUE, Message, Results
 from zmqdist.scheduling.coordinator.coordinator_events import (
+    DecideRetry,
     Event,
     KeepInput,
     KeptDropped,
+    RetryDecided,
     ValueLost,
 )
 from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
-from zmqdist.scheduling.coordinator.options import WorkOptions
+from zmqdist.scheduling.coordinator.options import Retries, WorkOptions
 from zmqdist.scheduling.coordinator.work import (
     AWAITING_RESULT,
     INPUT_FAILED,
@@ -56,6 +58,10 @@ class SimPlan:
       is_awaited: whether the program waits until the lost value is recomputed.
       lost: whether the value is lost for good.
       freed: whether the machine has freed the plan.
+      policy: when its retries begin.
+      decisions: how often the program has decided about a retry.
+      is_refused: whether the program has decided against a retry.
+      not_before: the time before which its next attempt must not begin.
     """
 
     work: int
@@ -74,6 +80,10 @@ class SimPlan:
     is_awaited: bool = False
     lost: bool = False
     freed: bool = False
+    policy: Retries | None = None
+    decisions: int = 0
+    is_refused: bool = False
+    not_before: float = 0.0
 
 
 class PlanSurroundings(Protocol):
@@ -123,6 +133,8 @@ class SimPlans:
         self._owner = owner
         self._random = random
         self._calm = calm
+        self._decisions = Random(owner.number)
+        """Decides about retries, so that this does not change all other events."""
         self.plans: dict[int, SimPlan] = {}
 
     @property
@@ -153,6 +165,8 @@ class SimPlans:
         if not self._calm and random.random() < 0.3:
             until = owner.cluster.clock.now + random.uniform(0.01, 4.0)
         plan = SimPlan(work, fn, kind, inputs, random.choice((0, 1, 3)), until, lineage)
+        if plan.retries and self._decisions.random() < 0.9:
+            plan.policy = Retries(plan.retries, self._decisions.choice((0.0, 0.5)), 1.5, 0.5)
         self.plans[work] = plan
         for number in inputs:
             source = self.plans.get(number)
@@ -171,6 +185,7 @@ class SimPlans:
             lineage=lineage,
             inputs=[owner.works[number] for number in inputs],
         )
+        record.extra.policy = plan.policy
         return record
 
     def _usable(self, work: int) -> bool:
@@ -249,6 +264,17 @@ class SimPlans:
         assert plan.errors <= plan.retries or plan.lost, (
             f"coordinator P24: work {plan.work} is tried too often"
         )
+        if not owner.resolved[plan.work]:
+            # the end of a round may end the wait of a recomputation, which then begins anew
+            assert plan.policy is None or plan.decisions >= plan.errors, (
+                f"coordinator P30: work {plan.work} runs again before the program has decided"
+            )
+            assert not plan.is_refused, (
+                f"coordinator P30: work {plan.work} runs again, though the program has refused"
+            )
+            assert owner.cluster.clock.now >= plan.not_before - SLACK_S, (
+                f"coordinator P30: work {plan.work} runs again before its time"
+            )
         runs = []
         for number in plan.inputs:
             source = self.plans.get(number)
@@ -270,6 +296,21 @@ class SimPlans:
         plan.attempts.append(work.attempt)
         kind = self._random.choice(("raise", "quick")) if plan.kind == "flaky" else plan.kind
         work.name = "|".join((kind, *runs))
+
+    def decide(self, asked: DecideRetry) -> None:
+        """Have the program decide about a retry, a while later."""
+        plan, clock = self.plans[asked.work.number], self._owner.cluster.clock
+        assert plan.policy is not None, f"coordinator P30: work {plan.work} has no policy"
+        again, draw = self._decisions.random() < 0.8, self._decisions.random()
+        wait_s = plan.policy.delay_s(plan.errors, draw)
+
+        def decided() -> None:
+            plan.decisions += 1
+            plan.is_refused = not again
+            plan.not_before = clock.now + wait_s
+            self._owner.handle(RetryDecided(asked, again, draw))
+
+        clock.after(self._decisions.uniform(0.0, 0.5), decided)
 
     def keep_input(self, effect: KeepInput) -> None:
         assert self._owner.outcomes.get(effect.work.number) == VALUE, (
@@ -300,7 +341,10 @@ class SimPlans:
             assert self._owner.cluster.clock.now >= plan.until, "coordinator P26: too early"
         elif kind == ERROR and payload != INPUT_GONE:
             spent = (
-                plan.errors > plan.retries or self._owner.was_cancelled(work) or self._owner.ending
+                plan.errors > plan.retries
+                or plan.is_refused
+                or self._owner.was_cancelled(work)
+                or self._owner.ending
             )
             assert spent, (
                 f"coordinator P24: work {work} ends after {plan.errors} errors, and has "

@@ -45,6 +45,7 @@ from zmqdist.scheduling.coordinator.options import (
     NO_OPTIONS,
     PLAIN,
     PlanOptions,
+    Retries,
     WorkOptions,
     worker_name,
 )
@@ -229,7 +230,7 @@ class ClusterCoordinator:
         worker: int | str | None = None,
         priority: int = 0,
         keep: bool = False,
-        retries: int = 0,
+        retries: int | Retries = 0,
         timeout: float | None = None,
         lineage: bool = False,
         resources: Mapping[str, float] | None = None,
@@ -263,8 +264,9 @@ class ClusterCoordinator:
           keep: whether the return value stays with its worker, from which other functions fetch it.
             If the worker is lost, a value above 64 KiB is lost as well, and these functions fail
             with UnavailableError.
-          retries: how often to run the function again with the same arguments after it raised.
-            Crashes of workers are counted separately.
+          retries: how often to run the function again with the same arguments after it raised, or
+            a Retries, which also says when and after which errors. Crashes of workers are counted
+            separately.
           timeout: seconds from now. A function that has not ended by then is cancelled, and its
             error is DeadlineExceededError.
           lineage: as `keep`, but a lost value is recomputed when it is needed. Lost inputs that
@@ -365,6 +367,9 @@ class ClusterCoordinator:
                     )
                     extra.timeout = plan_options.timeout
                     extra.parts = plan_options.num_returns
+                    if plan_options.policy is not None:
+                        extra.policy = plan_options.policy
+                        runtime.listeners.retries.start()
                     if uses:
                         extra.uses = uses
                     if bulks or inputs:

@@ -195,10 +195,26 @@ class CallsEnded:
     items: list[Result]
 
 
+@dataclass(frozen=True, slots=True)
+class RetryDecided:
+    """The program has decided whether a function runs again.
+
+    Attributes:
+      question: the effect that asked for the decision.
+      again: whether it runs again.
+      draw: a random number from 0 to 1, for the jitter.
+    """
+
+    question: DecideRetry
+    again: bool
+    draw: float
+
+
 Event: TypeAlias = (
     Scheduled
     | PackingFailed
     | ValueLost
+    | RetryDecided
     | CoordinatorRefused
     | FunctionsDefined
     | FunctionsDropped
@@ -288,6 +304,16 @@ class Free:
     """Release the data that was held to recompute the value of this work item."""
 
     work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class DecideRetry:
+    """A function with a policy for its retries raised this packed error: have the policy decide
+    whether it runs again, and then pass RetryDecided to the machine."""
+
+    work: Work
+    attempt: int
+    error: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +408,7 @@ Effect: TypeAlias = (
     | Resolve
     | KeepInput
     | Recomputed
+    | DecideRetry
     | Free
     | Fetch
     | RoundSettled

@@ -46,7 +46,8 @@ class CoordinatorSnapshot:
       ending: whether the coordinator has requested the end of a round that may still have executing
         functions.
       rounds_ended: rounds that have ended with an error.
-      waiting_for_inputs: work items that are not submitted, because an input is pending.
+      waiting_for_inputs: work items that are not submitted, because an input is pending, or because
+        their next retry is not due.
       records: the records of work items: of those that have not ended, of those whose value a worker
         keeps or has lost, and of those that the dispatcher has yet to give up.
       held: figures of the large arguments, functions, inputs and definitions of resources that the

@@ -61,6 +61,8 @@ Promises, checked by tests/scheduling/coordinator/transcripts and tests/sim
     P28 a function that the program no longer uses is dropped as soon as no remaining work item uses
         it, and not earlier
     P29 the data held to recompute a value is freed after the value was released
+    P30 a retry with a policy begins only after the program has decided for it, and not before the
+        wait that the policy computes from the number of the retry and the program's random number
 
 Not here: payloads, exceptions and held data, which are opaque to the machine, and threads that wait
 (runtime.py).
@@ -71,7 +73,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
-from itertools import chain, islice
+from itertools import chain, count, islice
 from typing import Any, Final
 
 from zmqdist.batches import split
@@ -120,6 +122,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     CallsEnded,
     CancelRequested,
     CoordinatorRefused,
+    DecideRetry,
     DispatcherDown,
     DispatcherUp,
     Effect,
@@ -136,6 +139,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     PackingFailed,
     Recomputed,
     Resolve,
+    RetryDecided,
     RoomMade,
     RoundRefused,
     RoundSettled,
@@ -152,11 +156,13 @@ from zmqdist.scheduling.coordinator.work import (
     AT_DISPATCHER,
     ATTEMPTED,
     AWAITING_RESULT,
+    IN_PROGRAM,
     INPUT_FAILED,
     LOST,
     NO_DEPENDENTS,
     NO_USED,
     NO_WORKS,
+    RETRYING,
     TIMED_OUT,
     UNAVAILABLE,
     UNFINISHED,
@@ -211,7 +217,7 @@ class CoordinatorMachine:
       works: the unfinished work items, those whose value a worker keeps or has lost, and those that
         the dispatcher has yet to give up, by number. Other threads may only read it.
       unfinished, waiting: the number of work items that have not ended or are recomputed, and of
-        those that wait for inputs.
+        those that wait in this process, for inputs or for a retry.
       at_dispatcher: the number of work items of rounds that the dispatcher has not ended.
       failed: the work item whose error was the first of the present round; ROUND if the round
         failed because the dispatcher refused the coordinator; None while the round has not failed.
@@ -250,6 +256,8 @@ class CoordinatorMachine:
         """The queued work, in order."""
         self._unsent_detached = 0
         self._due: list[tuple[float, int, Work]] = []
+        """A heap of the times at which work items time out or run again, with a serial number."""
+        self._serial = count()
         self._functions: dict[int, bytes] = {}
         self._uses: dict[int, int] = {}
         self._dropped: set[int] = set()
@@ -315,9 +323,9 @@ class CoordinatorMachine:
         if (news_until := self.actors.deadline) is not None:
             first = news_until if first is None else min(first, news_until)
         while self._due:
-            until, _, work = self._due[0]
-            if work.state in UNFINISHED and work.with_extra().value_attempt < 0:
-                return until if first is None else min(first, until)
+            at, _, work = self._due[0]
+            if _times_out(work, at) or _runs_again(work, at):
+                return at if first is None else min(first, at)
             heapq.heappop(self._due)
         return first
 
@@ -374,6 +382,8 @@ class CoordinatorMachine:
                     self._value_dropped(number)
             case ValueLost(work, attempt):
                 self._value_lost(work, attempt)
+            case RetryDecided():
+                self._retry_decided(event)
             case DispatcherUp():
                 self._send(
                     RegisterCoordinator(
@@ -481,7 +491,7 @@ class CoordinatorMachine:
         elif state is State.VALUE_LOST:
             self._value_was_lost = True
         self.unfinished += (state in UNFINISHED) - (before in UNFINISHED)
-        self.waiting += (state is State.WAITING) - (before is State.WAITING)
+        self.waiting += (state in IN_PROGRAM) - (before in IN_PROGRAM)
         if not detached:
             self.at_dispatcher += _is_there(state) - _is_there(before)
         if work.extra is not None and (worker := work.extra.options.worker):
@@ -576,7 +586,7 @@ class CoordinatorMachine:
                 plain += 1
                 continue
             if extra.until is not None:
-                heapq.heappush(self._due, (extra.until, work.number, work))
+                heapq.heappush(self._due, (extra.until, next(self._serial), work))
             self._move(work, State.WAITING)
             self._begin(work)
         self.unfinished += plain
@@ -856,11 +866,30 @@ class CoordinatorMachine:
         elif kind in (ERROR, OUT_OF_MEMORY) and extra.retries and not self.ending:
             # P24, P25: the function itself failed
             extra.retries -= 1
-            self._begin_again(work)
+            if extra.policy is None:
+                self._begin_again(work)
+            else:
+                self._move(work, State.DECIDING)
+                self._effects.append(DecideRetry(work, work.attempt, payload))
         elif kind == CANCELLED and extra.value_attempt >= 0 and self.ending:
             self._suspend_recomputation(work)
         else:
             self._finish(work, kind, payload)
+
+    def _retry_decided(self, decision: RetryDecided) -> None:
+        question = decision.question
+        work = question.work
+        if work.state is not State.DECIDING or work.attempt != question.attempt:
+            return
+        if not decision.again or self.ending:
+            self._finish(work, ERROR, question.error)
+            return
+        extra = work.with_extra()
+        assert extra.policy is not None
+        wait_s = extra.policy.delay_s(extra.policy.times - extra.retries, decision.draw)
+        extra.again_at = self._now + wait_s
+        self._move(work, State.DELAYED)
+        heapq.heappush(self._due, (extra.again_at, next(self._serial), work))
 
     def _keep_value(self, work: Work, attempt: int, reference: bytes) -> None:
         extra = work.with_extra()
@@ -1037,9 +1066,11 @@ class CoordinatorMachine:
 
     def _tick(self) -> None:
         while self._due and self._due[0][0] <= self._now:
-            _, _, work = heapq.heappop(self._due)
-            if work.state in UNFINISHED and work.with_extra().value_attempt < 0:
+            at, _, work = heapq.heappop(self._due)
+            if _times_out(work, at):
                 self._finish(work, TIMED_OUT, abandon=True)
+            elif _runs_again(work, at):
+                self._begin_again(work)
         self.actors.tick(self._now)
         since = self.without_cluster_since
         if self._without_cluster_since is None:
@@ -1062,7 +1093,7 @@ class CoordinatorMachine:
             # end the round at the dispatcher, too, so that no worker that joins later gets its work
             self._send(EndRound(self.wire_round, self._cancel_grace_s))
         for work in list(self.works.values()):
-            if work.state in ATTEMPTED:
+            if work.state in ATTEMPTED or work.state in RETRYING:
                 self._finish(work, UNAVAILABLE, problem, abandon=work.is_detached)
         self.actors.give_up(problem)
         if self.ending:
@@ -1145,6 +1176,19 @@ class CoordinatorMachine:
 def _is_there(state: State) -> bool:
     """Return whether the dispatcher has work in this state, as far as the coordinator knows."""
     return state in AWAITING_RESULT or state is State.ABANDONED
+
+
+def _times_out(work: Work, at: float) -> bool:
+    """Return whether this is the time by which the work item must have ended."""
+    if work.state not in UNFINISHED:
+        return False
+    extra = work.with_extra()
+    return extra.until == at and extra.value_attempt < 0
+
+
+def _runs_again(work: Work, at: float) -> bool:
+    """Return whether this is the time at which the work item runs again."""
+    return work.state is State.DELAYED and work.with_extra().again_at == at
 
 
 def _is_available(work: Work) -> bool:

@@ -25,6 +25,7 @@ from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import closing
+from random import Random
 from typing import Any, Final, TypeAlias
 from weakref import WeakSet
 
@@ -60,6 +61,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     CancelRequested,
     ConnectActor,
     CoordinatorRefused,
+    DecideRetry,
     DisconnectActor,
     DispatcherDown,
     DispatcherUp,
@@ -75,6 +77,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     PackingFailed,
     Recomputed,
     Resolve,
+    RetryDecided,
     RoomMade,
     RoundRefused,
     RoundSettled,
@@ -155,6 +158,9 @@ REQUEST_MS: Final = 20_000
 connect.
 """
 
+_jitter = Random()
+"""The random numbers of retries, which leave those of the program alone."""
+
 opened: WeakSet[CoordinatorRuntime] = WeakSet()
 """The runtimes of this process. A closed runtime remains here until it is garbage-collected."""
 
@@ -206,6 +212,8 @@ class Listeners:
       watchers: called when workers join or leave.
       on_begun: called with the work that has begun, if the coordinator has no rounds.
       names_of_resources: returns the names of the per-worker resources.
+      retries: the thread that calls `retry_if` of the program. A callback of the program may wait
+        for it.
       on_actor_found, on_actor_changed: called with the answer to a search for an actor, and with
         an actor, its new state and the reason.
     """
@@ -214,6 +222,7 @@ class Listeners:
         self.watchers: list[Watcher] = []
         self.on_begun: Callable[[list[int]], object] = lambda works: None
         self.names_of_resources: Callable[[], list[str]] = list
+        self.retries = Callbacks("zmqdist-retries")
         self.on_actor_found: Callable[[ActorFound], object] = lambda answer: None
         self.on_actor_changed: Callable[[CalledActor, ActorState, str], object] = (
             lambda actor, state, reason: None
@@ -497,6 +506,7 @@ class CoordinatorRuntime:
         for waiter in waiters:
             waiter.release()
         self.settling.close()
+        self.listeners.retries.close()
         self.callbacks.close()
 
     # -- in the loop -------------------------------------------------------------------------------
@@ -653,6 +663,8 @@ class CoordinatorRuntime:
                 case Free(work):
                     self._free(work)
                     work.payload = b""
+                case DecideRetry():
+                    self.listeners.retries.put(self._decide_retry, effect)
                 case Fetch(work, attempt, reference):
                     self._fetch(work, attempt, reference)
                 case RoundSettled(number):
@@ -689,6 +701,17 @@ class CoordinatorRuntime:
                         self.changed.notify_all()
                     for watcher in self.listeners.watchers:
                         watcher(joined, left)
+
+    def _decide_retry(self, question: DecideRetry) -> None:
+        """Have the program's `retry_if` decide. Called in the thread `listeners.retries`."""
+        work, again, safe_only = question.work, False, self.target.form.safe_only
+        try:
+            extra = work.extra
+            if extra is not None and extra.policy is not None:  # it has not ended
+                again = extra.policy.accepts(Failure(ERROR, question.error, work.name, safe_only)())
+        except BaseException:
+            log.exception("retry_if of %s failed, so the function does not run again", work.name)
+        self.post_event(RetryDecided(question, again, _jitter.random()))
 
     def _round_refused(self, failure: Failure, for_good: bool) -> None:
         with self.lock:

@@ -18,7 +18,12 @@ from zmqdist.field_types import did_you_mean
 from zmqdist.scheduling.coordinator.actor_groups import ActorGroup, MemberDeath, make_group
 from zmqdist.scheduling.coordinator.actors import ActorHandle, Actors
 from zmqdist.scheduling.coordinator.failures import with_failures
-from zmqdist.scheduling.coordinator.options import NO_OPTIONS, PlanOptions, WorkOptions
+from zmqdist.scheduling.coordinator.options import (
+    NO_OPTIONS,
+    PlanOptions,
+    Retries,
+    WorkOptions,
+)
 from zmqdist.scheduling.coordinator.remote_value import PartValue, RemoteValue, unwrapped
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 from zmqdist.wire.trusted import describe
@@ -40,7 +45,7 @@ class TaskOptions(TypedDict, total=False):
     name: str | None
     worker: int | str | None
     priority: int
-    retries: int
+    retries: int | Retries
     timeout: float | None
     keep: bool
     lineage: bool

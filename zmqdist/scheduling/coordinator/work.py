@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from zmqdist.errors import LostStart
 from zmqdist.messages import SUBMISSION_SHIFT, ActorSpec
-from zmqdist.scheduling.coordinator.options import PLAIN, WorkOptions
+from zmqdist.scheduling.coordinator.options import PLAIN, Retries, WorkOptions
 from zmqdist.scheduling.shared.actors import ActorState
 from zmqdist.transitions import enter
 
@@ -59,6 +59,10 @@ class State(enum.IntEnum):
     """The large result of the call is on the way to this process."""
     KEPT = enum.auto()
     """A worker keeps its value."""
+    DECIDING = enum.auto()
+    """Its function raised, and the program decides whether it runs again."""
+    DELAYED = enum.auto()
+    """Its function raised, and runs again later."""
     VALUE_LOST = enum.auto()
     """Its kept value is lost, and can be recomputed."""
     SUCCEEDED = enum.auto()
@@ -72,6 +76,7 @@ class State(enum.IntEnum):
 ENDED: Final = frozenset({State.SUCCEEDED, State.FAILED})
 _RESULTS: Final = ENDED | {
     State.WAITING,  # a retry, or an input was lost
+    State.DECIDING,
     State.QUEUED,  # submitted anew, to another dispatcher
     State.FETCHING,
     State.KEPT,
@@ -90,6 +95,8 @@ TRANSITIONS: Final[Mapping[State, frozenset[State]]] = {
     State.CANCELLING: _RESULTS | {State.ABANDONED},
     State.FETCHING: _RESULTS,
     State.KEPT: ENDED | {State.VALUE_LOST},
+    State.DECIDING: ENDED | {State.DELAYED, State.VALUE_LOST},
+    State.DELAYED: ENDED | {State.WAITING, State.VALUE_LOST},
     State.VALUE_LOST: ENDED | {State.WAITING},
     State.SUCCEEDED: frozenset(),
     State.FAILED: frozenset(),
@@ -100,7 +107,10 @@ AT_DISPATCHER: Final = frozenset({State.SUBMITTED, State.TAKING_BACK, State.CANC
 """The dispatcher has the work and owes its result."""
 AWAITING_RESULT: Final = AT_DISPATCHER | {State.FETCHING}
 ATTEMPTED: Final = AWAITING_RESULT | {State.QUEUED}
-UNFINISHED: Final = ATTEMPTED | {State.WAITING, State.HELD, State.CALLING, State.RECEIVING}
+RETRYING: Final = frozenset({State.DECIDING, State.DELAYED})
+IN_PROGRAM: Final = RETRYING | {State.WAITING}
+"""It waits in this process."""
+UNFINISHED: Final = ATTEMPTED | IN_PROGRAM | {State.HELD, State.CALLING, State.RECEIVING}
 
 
 NO_WORKS: Final[set[Any]] = frozenset()  # type: ignore[assignment]
@@ -285,14 +295,15 @@ class Extra:
     """The fields of a work item that few work items need.
 
     Attributes (of the program):
-      options, keep, retries, until, timeout, lineage: as in options.py. `retries` falls with each
-        attempt that ends with an error of the function.
+      options, keep, retries, policy, until, timeout, lineage: as in options.py. `retries` falls
+        with each attempt that ends with an error of the function.
       inputs: the work items whose values the function needs.
       parts: the number of parts of the result; 0 if the result is one value.
 
     Attributes (of the machine):
       missing: the inputs for which the work item waits.
       dependents: the work items that wait for this one, in order of arrival.
+      again_at: the time at which the work item runs again, if it is DELAYED.
       used: the attempt that had computed each kept input, for the latest attempt of this work item.
       lost_starts: the lost starts since the last retry.
       value_attempt: the attempt that computed the kept value; -1 before the first success.
@@ -311,6 +322,7 @@ class Extra:
     """
 
     __slots__ = (
+        "again_at",
         "bulks",
         "counted",
         "dependents",
@@ -325,6 +337,7 @@ class Extra:
         "options",
         "packed_inputs",
         "parts",
+        "policy",
         "recomputations",
         "retries",
         "scheduled_at",
@@ -348,12 +361,14 @@ class Extra:
         self.options, self.keep, self.retries = options, keep, retries
         self.until, self.lineage, self.inputs = until, lineage, inputs
         self.timeout: float | None = None
+        self.policy: Retries | None = None
         self.parts = 0
         self.missing: set[Work] = NO_WORKS
         self.dependents: dict[Work, None] = NO_DEPENDENTS
         self.used: dict[Work, int] = NO_USED
         self.lost_starts: tuple[LostStart, ...] = ()
         self.value_attempt = -1
+        self.again_at = 0.0
         self.recomputations = 0
         self.is_requested = self.is_dropped = False
         self.input_values: Mapping[int, Any] = NO_INPUTS
