@@ -49,6 +49,7 @@ from zmqdist.scheduling.coordinator.options import (
     WorkOptions,
     worker_name,
 )
+from zmqdist.scheduling.coordinator.ordered_results import AHEAD, OrderedResults
 from zmqdist.scheduling.coordinator.per_worker import (
     PerWorkerDataset,
     PerWorkerValues,
@@ -63,6 +64,7 @@ from zmqdist.scheduling.coordinator.queue_bounds import (
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, unwrapped, work_of
 from zmqdist.scheduling.coordinator.resources import Resources
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
+from zmqdist.scheduling.coordinator.scattered import ScatteredValue
 from zmqdist.scheduling.coordinator.submitter import FunctionSnapshot, Submitter, TaskOptions
 from zmqdist.scheduling.coordinator.work import Extra
 from zmqdist.scheduling.shared import own_cluster
@@ -492,6 +494,54 @@ class ClusterCoordinator:
           Exception: any error of `schedule`, or of an iterable. What was scheduled before goes on.
         """
         return Submitter(self, {}).map(fn, *iterables)
+
+    def imap(
+        self, fn: Callable[..., T], *iterables: Iterable[Any], ahead: int = AHEAD
+    ) -> OrderedResults[T]:
+        """Yield the results of `fn(*items)` for the items of the iterables, in their order. The
+        iterables are read as the results are taken, so they may have no end.
+
+        >>> import itertools
+        >>> results = coordinator.imap(pow, itertools.count(), itertools.repeat(2))
+        >>> [next(results) for _ in range(4)]
+        [0, 1, 4, 9]
+        >>> results.close()
+
+        Args:
+          ahead: how many results may be computed, or be under way, that were not taken. Each takes
+            memory of this process once it has arrived.
+
+        The OrderedResults raises an error at its place and goes on, and cancels what was not taken
+        when it is closed or dropped. The errors of functions are errors of the round, too, as those
+        of `submit`.
+
+        Raises:
+          TypeError, ValueError: `fn` is not callable, an iterable is missing or not iterable, or
+            `ahead` is not a whole number above 0.
+        """
+        return Submitter(self, {}).imap(fn, *iterables, ahead=ahead)
+
+    def scatter(self, value: T) -> RemoteValue[T]:
+        """Pickle a value once, and return a RemoteValue for it that may be an argument of any number
+        of functions.
+
+        >>> table = coordinator.scatter({"a": 1})
+        >>> coordinator.gather([coordinator.submit(len, table) for _ in range(3)])
+        [1, 1, 1]
+
+        Each function gets a copy that is private to its run; functions on this host share the
+        memory of large arrays until they write. Later changes of `value` reach no function. The
+        value is held here until the program has dropped the RemoteValue and the functions that use
+        it have ended.
+
+        Raises:
+          ValueError: the value contains a RemoteValue.
+          InvalidArgumentError: the value cannot be pickled; the message says which part.
+          ResourceExhaustedError: there is not enough memory for a copy.
+          FailedPreconditionError: the coordinator has been closed.
+        """
+        self._runtime.check_open()
+        return ScatteredValue(self._runtime, next(self._works), value)
 
     def run(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> dict[str, T]:
         """Call `fn(*args, **kwargs)` once on each worker that is present now, and return the

@@ -46,7 +46,8 @@ else:
 
     T_co = TypeVar("T_co", covariant=True)
 
-_NOTHING: Any = object()
+NOTHING: Any = object()
+"""In place of a value that was not unpacked."""
 
 
 class RemoteValueStatus(enum.Enum):
@@ -135,7 +136,7 @@ class RemoteValue(NotAFuture, Generic[T_co]):
     def __init__(self, owner: ValueOwner, work: Work) -> None:
         self._work = work
         self._owner = owner
-        self._value: T_co = _NOTHING
+        self._value: T_co = NOTHING
 
     def __del__(self) -> None:
         work = self._work
@@ -231,9 +232,9 @@ class RemoteValue(NotAFuture, Generic[T_co]):
             self._wait(timeout)
         if self._work.kind != VALUE:
             return self._get_kept(timeout)
-        if self._value is _NOTHING:
+        if self._value is NOTHING:
             with self._owner.packing.unpacking:
-                if self._value is _NOTHING:
+                if self._value is NOTHING:
                     began = clock.perf_counter() if metrics.enable_metrics else 0.0
                     self._value = results.unpack(
                         self._outcome(), safe_only=self._owner.target.form.safe_only
@@ -247,7 +248,7 @@ class RemoteValue(NotAFuture, Generic[T_co]):
 
     def _get_kept(self, timeout: float | None) -> T_co:
         until = deadline(timeout)
-        while self._value is _NOTHING:
+        while self._value is NOTHING:
             location = self._work.outcome
             if not isinstance(location, KeptAt):
                 raise self._error()
@@ -265,7 +266,7 @@ class RemoteValue(NotAFuture, Generic[T_co]):
                     raise
                 continue
             with self._owner.packing.unpacking:
-                if self._value is _NOTHING:  # no other thread has fetched the value meanwhile
+                if self._value is NOTHING:  # no other thread has fetched the value meanwhile
                     self._value = value
         return self._value
 
@@ -414,7 +415,7 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         settle_at_end(self, wake_loop)
         yield from future
         # The fetch of a kept value blocks, so it must not run in the thread of the event loop.
-        if self._work.kind == KEPT and self._value is _NOTHING:
+        if self._work.kind == KEPT and self._value is NOTHING:
             return (yield from loop.run_in_executor(None, self.result))
         return self.result()
 
@@ -515,7 +516,7 @@ class PartValue(RemoteValue[T_co]):
 
     def _outcome(self) -> Any:
         whole = self._whole
-        if whole._value is _NOTHING:
+        if whole._value is NOTHING:
             whole._value = split_parts(self._work.outcome, self._count)
             self._work.outcome = None
         return whole._value[self._part]
@@ -571,7 +572,7 @@ def copied(value: RemoteValue, take: Callable[[Any], object]) -> None:
     """
     if value._work.kind == VALUE:
         with value._owner.packing.unpacking:
-            take(value._outcome() if value._value is _NOTHING else value._packed())
+            take(value._outcome() if value._value is NOTHING else value._packed())
 
 
 def part_of(value: RemoteValue, packed: Any) -> Any:

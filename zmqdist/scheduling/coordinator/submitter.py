@@ -9,6 +9,7 @@ from _thread import get_ident
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, TypeVar, overload
 
 from zmqdist import errors
@@ -24,6 +25,7 @@ from zmqdist.scheduling.coordinator.options import (
     Retries,
     WorkOptions,
 )
+from zmqdist.scheduling.coordinator.ordered_results import AHEAD, OrderedResults
 from zmqdist.scheduling.coordinator.remote_value import PartValue, RemoteValue, unwrapped
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 from zmqdist.wire.trusted import describe
@@ -279,6 +281,27 @@ class Submitter:
         items = zip(*iterables, strict=False)
         snapshot = self._coordinator._snapshot_of(fn)
         return [self.submit(snapshot, *item) for item in items]
+
+    def imap(
+        self, fn: Callable[..., T], *iterables: Iterable[Any], ahead: int = AHEAD
+    ) -> OrderedResults[T]:
+        """Yield `fn(*items)` for the items of the iterables, as `ClusterCoordinator.imap` does, with
+        the options.
+
+        >>> list(coordinator.options(worker=1).imap(abs, [-3, 4]))
+        [3, 4]
+
+        Raises ValueError for `num_returns`, because the parts would come as one result.
+        """
+        if self._plan_options.num_returns:
+            raise ValueError(
+                "imap() yields whole results: it has no use for the option num_returns"
+            )
+        if not iterables:
+            raise TypeError("imap() takes a callable and at least one iterable")
+        items = zip(*iterables, strict=False)
+        submit = partial(self.submit, self._coordinator._snapshot_of(fn))
+        return OrderedResults(submit, items, ahead)
 
     def run(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> dict[str, T]:
         """Call `fn(*args, **kwargs)` once on each worker, as `ClusterCoordinator.run` does, with
