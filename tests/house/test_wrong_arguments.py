@@ -241,6 +241,7 @@ VALID: Final[dict[str, Any]] = {
     "params": zd.Variable(np.zeros((4, 2), np.float32)),
     "embedding_weights": zd.Variable(np.zeros((4, 2), np.float32)),
     "ClusterCoordinator.map.*": ([1],),
+    "ClusterCoordinator.imap.*": ([1],),
     "Dataset.range.*": (3,),
     "IndexedSlices.values": np.zeros((1, 2)),
     "Variable.initial_value": np.zeros(2),
