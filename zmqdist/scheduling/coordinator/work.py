@@ -11,7 +11,6 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Mapping, Sequence
-from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
 from zmqdist.errors import LostStart
@@ -118,7 +117,6 @@ NO_DEPENDENTS: Final[dict[Any, None]] = {}
 NO_USED: Final[dict[Any, int]] = {}
 NO_INPUTS: Final[dict[int, Any]] = {}
 NO_PACKED: Final[dict[int, bytes]] = {}
-NO_ITEMS: Final[SimpleQueue[bytes | None]] = SimpleQueue()
 NO_BULKS: Final[list[int]] = []
 """Stand for what a work item does not have, and are never changed: new empty containers for each
 work item would take most of the memory of an Extra."""
@@ -267,6 +265,16 @@ class CalledActor:
         return f"<actor {self.cls} {self.state.name} {self.incarnation}>"
 
 
+class _NoItems:
+    """The queue of a call that is no stream."""
+
+    def put(self, item: bytes | None) -> None:
+        """Drop the value."""
+
+
+NO_ITEMS: Final = _NoItems()
+
+
 class MethodCall(Work):
     """A call of an actor's method. It belongs to no round. `items` are the packed values of a
     generator that have arrived; None ends them."""
@@ -284,7 +292,7 @@ class MethodCall(Work):
     ) -> None:
         super().__init__(number, 0, name, payload, alive)
         self.actor, self.method = actor, method
-        self.items: SimpleQueue[bytes | None] = NO_ITEMS
+        self.items: Any = NO_ITEMS
 
     @property
     def is_detached(self) -> bool:
