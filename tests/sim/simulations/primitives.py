@@ -379,6 +379,7 @@ class PrimitivesSim(SimWorld):
 
     def item_given(self, item: bytes) -> None:
         life, number = map(int, item.split())
+        self.promise(item in self.accepted, f"primitives P2: {item!r} came of a dropped request")
         self.promise(item not in self.confirmed, f"primitives P5: {item!r} is given again")
         if item not in self._ever_given:
             self._ever_given.add(item)
@@ -442,6 +443,7 @@ class PrimitivesSim(SimWorld):
             self.promise(
                 kinds == {"lock", "queue", "event"}, f"primitives P4: {user.host} only did {kinds}"
             )
+        self.promise(self.takes_in_calm > 0, "primitives P4: no place is granted any more")
         self.is_over = True
 
     def run(self) -> None:
