@@ -71,15 +71,15 @@ class PrimitivesLink:
                     resume = partial(operation.throw, error)
         except StopIteration as end:
             result: T = end.value
-            if self.machine.holds:
-                _holding.add(self)
-            else:
-                _holding.discard(self)
             return result
         finally:
             del resume  # its error refers to this frame
             with self._lock:
                 operation.close()
+                if self.machine.holds:
+                    _holding.add(self)
+                else:
+                    _holding.discard(self)
 
     def _call(self, step: KeeperCall) -> Any:
         call = internal_client.start(

@@ -62,13 +62,9 @@ class _Primitive:
         )
         return outcome
 
-    def _options(self) -> dict[str, Any]:
-        """Return the arguments of the constructor beside name and cluster."""
-        return {}
-
     def __reduce__(self) -> Any:
-        cluster = self._target.address, self._is_default
-        return _restored, (type(self), self.name, self._options(), *cluster)
+        target = self._target.address, self._is_default, self._target.form.safe_only
+        return _restored, (type(self), self.name, self._size, *target)
 
     @safe_repr
     def __repr__(self) -> str:
@@ -162,7 +158,8 @@ class Lock(_Places):
 
     Args:
       name: locks of equal names are one lock. At most KEY_CHARS_MAX characters.
-      cluster: as the `target` of ClusterCoordinator.
+      cluster: a `local_cluster`, a DispatchServer, what `connect` returned, or "host:port". None
+        means the cluster that `ClusterCoordinator()` finds.
 
     Raises (from the constructor): the errors of ClusterCoordinator.
     """
@@ -198,9 +195,6 @@ class Semaphore(_Places):
         if value < 1:
             raise ValueError(f"value is {value}, wants 1 or more")
         super().__init__(name, value, cluster)
-
-    def _options(self) -> dict[str, Any]:
-        return {"value": self._size}
 
 
 @checked
@@ -343,10 +337,6 @@ class Queue(_Primitive):
         _, count, _, size = self._request("look")
         return bool(0 < size <= count)
 
-    def _options(self) -> dict[str, Any]:
-        form = "safe" if self._target.form.safe_only else None
-        return {"maxsize": self._size, "results": form}
-
 
 @checked
 class Event(_Primitive):
@@ -409,13 +399,20 @@ class Event(_Primitive):
 
 
 def _restored(
-    cls: Any, name: str, options: dict[str, Any], address: str, is_default: bool
+    cls: type[_Primitive],
+    name: str,
+    size: int | None,
+    address: str,
+    is_default: bool,
+    safe_only: bool,
 ) -> _Primitive:
     """Return the object that was pickled. Work of the same cluster reaches it as it reaches its own
     cluster. Pickles call this function by name."""
     own = own_cluster.present()
-    is_own = own is not None and (is_default or _numeric(own.dispatcher) == _numeric(address))
-    restored: _Primitive = cls(name, cluster=None if is_own else address, **options)
+    same = own is not None and _numeric(own.dispatcher) == _numeric(address)
+    restored = object.__new__(cls)
+    cluster = None if own is not None and (same or is_default) else address
+    _Primitive.__init__(restored, name, size, cluster, "safe" if safe_only else None)
     return restored
 
 
