@@ -33,6 +33,7 @@ from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 from zmqdist.scheduling.coordinator.work import CalledActor, Extra, MethodCall
 from zmqdist.scheduling.shared import actors as shared
 from zmqdist.scheduling.shared.actors import ActorState, MethodKind, is_async, method_kinds
+from zmqdist.scheduling.shared.quantities import quantities
 from zmqdist.wire import trusted
 
 CONCURRENCY: Final = 1000
@@ -292,6 +293,7 @@ class Actors:
             "" if worker is None else worker_name(worker),
             restarts,
             concurrency or (CONCURRENCY if is_async(cls) else 1),
+            resources=dict(quantities(options.get("resources") or {})),
         )
 
     def handle(self, number: int, cls: str, methods: dict[str, int]) -> ActorHandle:

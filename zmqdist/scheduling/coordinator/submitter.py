@@ -65,7 +65,7 @@ OF_ACTORS: Final = frozenset({"lifetime", "restarts", "concurrency"})
 """The options that only actors have."""
 OF_GROUPS: Final = frozenset({"on_death", "restarts_within_s", "supervisor"})
 """The options that only groups of actors have."""
-OF_BOTH: Final = frozenset({"name", "worker"})
+OF_BOTH: Final = frozenset({"name", "worker", "resources"})
 """The options of functions that actors have, too."""
 
 
