@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import (
+    actors,
     bandwidth,
     calls,
     captured,
@@ -47,6 +48,7 @@ from benchmarks.systems import SYSTEMS
 MODULES = (
     latency,
     calls,
+    actors,
     tasks,
     roundtrip,
     bandwidth,

@@ -79,6 +79,7 @@ SYSTEMS = {
         System("pool", "ProcessPoolExecutor", "pool"),
         System("grpc", "grpcio", "grpc"),
         System("ray", "Ray", "ray"),
+        System("monarch", "Monarch", "monarch"),
         System("dask", "Dask", "dask"),
         System("ipyparallel", "ipyparallel", "ipyparallel"),
         System("parsl", "Parsl", "parsl"),

@@ -60,6 +60,8 @@ class Dask(System):
 
         return rate(work, count)
 
+    actors = calls
+
     def bandwidth(self, count: int, size: int) -> list[float]:
         echo = self._actor.echo
         return echoed(lambda array: echo(array).result(), size, count)

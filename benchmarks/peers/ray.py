@@ -72,6 +72,8 @@ class Ray(System):
 
         return rate(work, count)
 
+    actors = calls
+
     def bandwidth(self, count: int, size: int) -> list[float]:
         get, remote = self._ray.get, self._actor.echo.remote
         return echoed(lambda array: get(remote(array)), size, count)

@@ -44,6 +44,11 @@ QUESTIONS_OF = {
 }
 
 
+class Echo:
+    def echo(self, value: Any) -> Any:
+        return value
+
+
 def nothing() -> None:
     pass
 
@@ -128,6 +133,19 @@ class Zmqdist(System):
         return self.stack.enter_context(
             ClusterCoordinator(self.stack.enter_context(local_cluster(workers=2)))
         )
+
+    def actors(self, count: int, window: int) -> list[float]:
+        call, gather = self._actor.echo, self._coordinator.gather
+
+        def work() -> None:
+            for first in range(0, count, window):
+                gather([call(7) for _ in range(min(window, count - first))])
+
+        return rate(work, count)
+
+    @cached_property
+    def _actor(self) -> Any:
+        return self._coordinator.actor(Echo)
 
     def _all(self, count: int) -> list[Any]:
         schedule = self._coordinator.schedule
