@@ -216,6 +216,13 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     help="TCP port at the address of --host; 0 takes a free port.",
 )
 @click.option(
+    "--actors-max",
+    type=click.IntRange(0, limits.HOSTED_ACTORS_MAX),
+    metavar="N",
+    help="Actors that the worker may have, which are processes beside its slots.  [default: "
+    f"{limits.WORKER_ACTORS_MAX}]",
+)
+@click.option(
     "--orphan-limit",
     "orphan_limit_s",
     type=Seconds(),
@@ -240,6 +247,7 @@ def worker(
     host: str | None,
     advertise: str | None,
     threads_per_slot: int | None,
+    actors_max: int | None,
     orphan_limit_s: float | None,
     grace_s: float,
     file: str | None,
@@ -277,6 +285,7 @@ def worker(
         memory_max_gb=memory_max_gb or section.memory_max_gb,
         processes=not threads,
         threads_per_slot=threads_per_slot or section.threads_per_slot,
+        actors_max=section.actors_max if actors_max is None else actors_max,
         orphan_limit_s=orphan_limit_s or section.orphan_limit_s,
         token_file=credentials.token_file,
         keys_dir=credentials.keys_dir,

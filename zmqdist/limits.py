@@ -777,3 +777,22 @@ has more."""
 
 ACTOR_CALL_BYTES_MAX: Final = 4 * ACTOR_WINDOW_BYTES
 """Bytes of the arguments of these calls."""
+
+ACTORS_MAX: Final = 100_000
+"""Actors of one dispatcher. A record and its spec take about two kilobytes."""
+
+ACTOR_ENDS_KEPT: Final = 10_000
+"""Actors whose end a dispatcher remembers, for programs that ask later."""
+
+WORKER_ACTORS_MAX: Final = 64
+"""Actors of one worker if its config has no `actors_max`. Each is a process, and a host that is
+meant for 64 of them has room for their memory (about 10 MB each before they do anything)."""
+
+HOSTED_ACTORS_MAX: Final = 10_000
+"""The largest `actors_max` of a worker: more processes than a host runs well."""
+
+ACTOR_RESTARTS_MAX: Final = 10**9
+"""The largest number of restarts of an actor, which stands for no bound."""
+
+ACTOR_GROUP_MAX: Final = 10_000
+"""The largest number of members of a group of actors."""

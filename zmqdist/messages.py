@@ -26,7 +26,7 @@ from typing import Annotated, ClassVar, TypeAlias
 
 import msgspec
 
-from zmqdist.limits import BATCH_ITEMS_MAX
+from zmqdist.limits import BATCH_ITEMS_MAX, CANCEL_GRACE_S
 
 Item: TypeAlias = tuple[int, int, int, int, bytes]
 """A work item that a coordinator submits: (work, attempt, lost, fn, payload).
@@ -427,7 +427,8 @@ class Register(Message, tag=40):
     worker's own server. `serial` counts the registrations over this connection. `threads_per_slot`
     is the number of threads of BLAS and OpenMP in each slot, and 0 means that this number is not
     known. `resources` is what the worker has, as (name, thousandths), and `grants` has what the
-    functions in `stale_leases` use of it.
+    functions in `stale_leases` use of it. `actors_max` is the number of actors that the worker may
+    have, and `actors` has their processes.
     """
 
     SENT = "worker -> dispatcher"
@@ -446,6 +447,8 @@ class Register(Message, tag=40):
     threads_per_slot: int = 0
     resources: tuple[tuple[str, int], ...] = ()
     grants: list[Granted] = []
+    actors_max: int = 0
+    actors: list[HostedActor] = []
 
     @property
     def named(self) -> bool:
@@ -707,6 +710,23 @@ class ActorSpec(msgspec.Struct, array_like=True, frozen=True):
     size: int = 1
 
 
+class HostedActor(msgspec.Struct, array_like=True, frozen=True):
+    """A process of an actor that a worker has, for Register.
+
+    Attributes:
+      restarts_left: how often it may be replaced yet.
+      is_kept: whether it lives on without contact to a dispatcher.
+      address, key: where it serves calls; "" while it makes its object.
+    """
+
+    spec: ActorSpec
+    incarnation: int
+    restarts_left: int
+    is_kept: bool = False
+    address: str = ""
+    key: bytes = b""
+
+
 class CreateActor(Message, tag=80):
     """Place this actor, unless it has been placed. Sent on each new connection until the actor has
     ended.
@@ -730,11 +750,12 @@ class ActorsOwned(Message, tag=81):
 
 
 class DropActor(Message, tag=82):
-    """End this actor, for this reason."""
+    """End this actor, for this reason. Its process has `grace_s` to end its calls."""
 
     SENT = "coordinator -> dispatcher"
     actor: int
     reason: str
+    grace_s: _Seconds = CANCEL_GRACE_S
 
 
 class FindActor(Message, tag=83):
@@ -800,11 +821,12 @@ class StartActor(Message, tag=88):
 
 
 class StopActor(Message, tag=89):
-    """End the process of this incarnation of an actor."""
+    """End the process of this incarnation of an actor, which is killed after `grace_s`."""
 
     SENT = "dispatcher -> worker"
     actor: int
     incarnation: int
+    grace_s: _Seconds = 0.0
 
 
 class KeepActor(Message, tag=90):
@@ -828,7 +850,9 @@ class ActorReady(Message, tag=91):
 
 class ActorExited(Message, tag=92):
     """The process of an actor has ended. `final` says that the next would end the same way, because
-    `__init__` has raised `error`."""
+    `__init__` has raised `error`. Without `has_begun` the worker has started no process, because it
+    leaves.
+    """
 
     SENT = "worker -> dispatcher"
     actor: int
@@ -836,6 +860,7 @@ class ActorExited(Message, tag=92):
     reason: str
     final: bool = False
     error: bytes = b""
+    has_begun: bool = True
 
 
 class CallActor(Message, tag=93):

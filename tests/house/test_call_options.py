@@ -68,6 +68,7 @@ def test_shown_signatures_are_those_of_functions() -> None:
         "processes",
         "resources",
         "memory_max_gb",
+        "actors_max",
         "options",
     ]
     assert next(iter(inspect.signature(DispatcherConfig).parameters)) == "port"

@@ -39,6 +39,7 @@ Amount = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Bytes = Annotated[int, Meta(ge=1, le=2**62)]
 TaskCount = Annotated[int, Meta(ge=1, le=limits.WORKERS_MAX)]
 SlotCount = Annotated[int, Meta(ge=1, le=limits.SLOTS_MAX)]
+ActorCount = Annotated[int, Meta(ge=0, le=limits.HOSTED_ACTORS_MAX)]
 HostName = Annotated[str, Meta(min_length=1, max_length=255)]
 Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Address = Annotated[str, Meta(extra_json_schema={"pattern": ":[0-9]+$"})]
@@ -373,6 +374,14 @@ class WorkerJob(ServingJob, frozen=True):
             "a whole number above 0, or null",
         ),
     ] = None
+    actors_max: Annotated[
+        ActorCount,
+        documented(
+            "Actors that each worker may have at the same time, which are processes beside its "
+            "slots.",
+            f"a whole number, 0 to {limits.HOSTED_ACTORS_MAX}",
+        ),
+    ] = limits.WORKER_ACTORS_MAX
     orphan_limit_s: Annotated[
         Seconds,
         documented(

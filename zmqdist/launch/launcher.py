@@ -408,6 +408,7 @@ class Launch:
             if self._pool is None
             else -(-section.most() // len(self._pool.links)),
             orphan_limit_s=section.orphan_limit_s,
+            actors_max=section.actors_max,
             token_file=credentials.token_file,
             keys_dir=credentials.keys_dir,
         )

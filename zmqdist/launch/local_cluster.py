@@ -70,6 +70,7 @@ class local_cluster(Cluster):
       processes: if True, workers and their slots are processes. They are not forked from this
         process, so that scripts and notebooks need no `__main__` guard. If False, they are threads
         of this process, which start faster. Use threads for examples and debugging.
+      actors_max: the number of actors that each worker may have, if workers are processes.
       options: fields of DispatcherConfig, such as `attempts_max` or `lease_s`, except `token_file`,
         `keys_dir` and `insecure`.
 
@@ -121,6 +122,7 @@ class local_cluster(Cluster):
         processes: bool = True,
         resources: Mapping[str, float | str] | None = None,
         memory_max_gb: float | None = None,
+        actors_max: int = limits.WORKER_ACTORS_MAX,
         **options: Any,
     ) -> None:
         check_count("workers", workers)
@@ -134,6 +136,7 @@ class local_cluster(Cluster):
             "slots": slots,
             "resources": resources,
             "memory_max_gb": memory_max_gb,
+            "actors_max": actors_max,
         }
         WorkerConfig("127.0.0.1:1", processes=processes, **self._worker_options)
         config = dataclasses.replace(config, host=bindable(config.host))

@@ -8,13 +8,16 @@ import importlib
 SLOT = "zmqdist.scheduling.worker.slot_main"
 """The module that runs scheduled functions."""
 
+ACTOR = "zmqdist.scheduling.worker.actor_main"
+"""The module that runs an actor."""
+
 TASK = "zmqdist.data.service.worker.task_main"
 """The module that runs a data task of the data service."""
 
 STREAM = "zmqdist.data.service.snapshots.stream"
 """The module that writes one stream of a distributed snapshot."""
 
-MODULES = (SLOT, TASK, STREAM)
+MODULES = (SLOT, ACTOR, TASK, STREAM)
 
 
 def import_modules() -> None:

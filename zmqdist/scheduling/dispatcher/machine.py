@@ -2,8 +2,9 @@
 I/O.
 
 `Broker` is the machine. It passes each message to the part that decides about it: membership
-(membership_and_leases.py) or `Dispatch`. A peer that has not registered as a worker or coordinator
-may only register or say Goodbye. Broker refuses every other message of such a peer.
+(membership_and_leases.py), the directory of actors (actors_machine.py) or `Dispatch`. A peer that
+has not registered as a worker or coordinator may only register or say Goodbye. Broker refuses every
+other message of such a peer.
 
 Theory of operation
     Each coordinator's session has queues. A work item leaves its queue as a lease: one hand-out to
@@ -86,13 +87,20 @@ from zmqdist.messages import (
     CANCELLED,
     SUBMISSION_SHIFT,
     AbortLeases,
+    ActorExited,
+    ActorKnown,
+    ActorReady,
+    ActorsOwned,
     Beat,
     Begun,
     CancelWork,
     CoordinatorRegistered,
+    CreateActor,
     Define,
     Done,
+    DropActor,
     EndRound,
+    FindActor,
     Forget,
     FreeResult,
     Goodbye,
@@ -113,8 +121,10 @@ from zmqdist.messages import (
     StartsLost,
     StealRequest,
     Submit,
+    WatchActor,
     Workers,
 )
+from zmqdist.scheduling.dispatcher.actors_machine import ActorDirectory, ActorRow
 from zmqdist.scheduling.dispatcher.membership_and_leases import (
     Member,
     MemberLost,
@@ -857,6 +867,8 @@ class WorkerRow:
       slot_deaths: the number of the worker's slot processes that crashed.
       kept: the number of results that the worker keeps for coordinators.
       pinned: the number of work items that wait for this worker alone.
+      actors, actors_max: the number of processes of actors that the worker may have now, and at
+        most.
     """
 
     name: str
@@ -876,6 +888,8 @@ class WorkerRow:
     slot_deaths: int
     kept: int
     pinned: int
+    actors: int
+    actors_max: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -915,6 +929,7 @@ class BrokerSnapshot:
 
     workers: tuple[WorkerRow, ...]
     coordinators: tuple[CoordinatorRow, ...]
+    actors: tuple[ActorRow, ...]
     queued: int
     queued_pinned: int
     losses_count: int
@@ -924,10 +939,26 @@ class BrokerSnapshot:
 
 
 class Broker:
-    """The dispatcher as one machine, which combines membership and dispatch."""
+    """The dispatcher as one machine, which combines membership, dispatch and the directory of
+    actors.
 
-    def __init__(self, settings: BrokerSettings, *, first_lease: int = 1) -> None:
+    Args:
+      first_actor: the first incarnation of an actor, above those of earlier dispatchers.
+      silent_until: the time until which actors of an earlier dispatcher may come back.
+    """
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        *,
+        first_lease: int = 1,
+        first_actor: int = 1,
+        silent_until: float = 0.0,
+    ) -> None:
         self.settings = settings
+        self.actors = ActorDirectory(
+            settings.lease_s, SLOTS_END_S, first_incarnation=first_actor, silent_until=silent_until
+        )
         self.dispatch = Dispatch(
             attempts_max=settings.attempts_max,
             lease_s=settings.lease_s,
@@ -935,7 +966,7 @@ class Broker:
             first_lease=first_lease,
         )
         self.membership = Membership(
-            settings.lease_s, settings.reconnect_grace_s, settings.cancel_grace_s, self.dispatch
+            settings.lease_s, settings.reconnect_grace_s, settings.cancel_grace_s, self
         )
 
     @property
@@ -944,9 +975,10 @@ class Broker:
         never.
         """
         first, second = self.membership.deadline, self.dispatch.deadline
-        if first is None or second is None:
-            return second if first is None else first
-        return min(first, second)
+        if first is None or (second is not None and second < first):
+            first = second
+        third = self.actors.deadline
+        return third if first is None or (third is not None and third < first) else first
 
     def handle(self, event: Event, now: float, *, watched: bool = True) -> list[Send]:
         """Apply one event and return the messages to send, in order. No message of a peer makes
@@ -973,13 +1005,33 @@ class Broker:
                     effects = self._from_newcomer(peer, message, now, watched)
             case PeerGone(peer) | PeerExpelled(peer):
                 effects = self.dispatch.end_session(peer, now)
+                effects += self.actors.coordinator_gone(peer, now, left=False)
                 effects += self.membership.handle(event, now)
             case ProcessExited():
                 effects = self.membership.handle(event, now)
             case Ticked():
                 effects = self.membership.handle(event, now)
                 effects += self.dispatch.settle(now)
+                effects += self.actors.tick(now)
         return effects + self.dispatch.assign(now)
+
+    # -- changes of the members --------------------------------------------------------------------
+
+    def joined(self, member: Member, register: Register) -> list[Send]:
+        effects = self.dispatch.joined(member, register)
+        return effects + self.actors.registered(member, register, member.heard_at)
+
+    def reconnected(self, member: Member, register: Register) -> list[Send]:
+        effects = self.dispatch.reconnected(member, register)
+        return effects + self.actors.registered(member, register, member.heard_at)
+
+    def restricted(self, member: Member) -> None:
+        self.dispatch.restricted(member)
+
+    def lost(self, loss: MemberLost, now: float) -> list[Send]:
+        return self.dispatch.lost(loss, now) + self.actors.lost(loss, now)
+
+    # -- questions and orders of the runtime -------------------------------------------------------
 
     def leave(self, job: str, index: int, grace_s: float, now: float) -> list[Send] | None:
         """Have a worker stop in good order within `grace_s`. Return the messages to send, or None
@@ -1008,6 +1060,8 @@ class Broker:
                 holdings.others.append((lease.session.peer, lease.work))
         for session, item in self.dispatch.placement.waiting_for(member.name):
             holdings.pinned.append((session.peer, item[0]))
+        for actor in self.actors.of_worker(member):
+            (holdings.actors if actor.restarts_left else holdings.lost_actors).append(actor.label)
         return holdings
 
     def holder(self, number: int) -> Peer | None:
@@ -1038,6 +1092,7 @@ class Broker:
                 )
                 for session in self.dispatch.sessions.values()
             ),
+            actors=self.actors.rows(),
             queued=self.dispatch.placement.queued,
             queued_pinned=self.dispatch.placement.queued_pinned,
             losses_count=self.membership.losses_count,
@@ -1051,6 +1106,7 @@ class Broker:
     def _worker_row(self, member: Member) -> WorkerRow:
         load = self.dispatch.loads[member]
         state = "away" if member.peer is None else "leaving" if member.leaving else "alive"
+        actors, actors_max = self.actors.count_at(member)
         return WorkerRow(
             name=member.name,
             state=state,
@@ -1069,6 +1125,8 @@ class Broker:
             slot_deaths=load.slot_deaths,
             kept=sum(lease.state is LeaseState.KEPT for lease in load.held.values()),
             pinned=sum(1 for _ in self.dispatch.placement.waiting_for(member.name)),
+            actors=actors,
+            actors_max=actors_max,
         )
 
     def _from_worker(self, member: Member, peer: Peer, message: Message, now: float) -> list[Send]:
@@ -1083,6 +1141,8 @@ class Broker:
                 return [Send(peer, message)]
             case Register() | Leave() | Goodbye():
                 return self.membership.handle(Heard(peer, message), now)
+            case ActorReady() | ActorExited():
+                return self.actors.from_worker(member, message, now)
             case _:
                 return [_refuse(peer, "a worker", message)]
 
@@ -1102,19 +1162,37 @@ class Broker:
                 return self.dispatch.cancel_work(session, message)
             case EndRound():
                 return self.dispatch.end_round(session, message, now)
+            case (
+                CreateActor()
+                | ActorsOwned()
+                | DropActor()
+                | FindActor()
+                | ActorKnown()
+                | WatchActor()
+            ):
+                return self.actors.from_coordinator(peer, session.coordinator, message, now)
             case RegisterCoordinator():
-                return self.dispatch.register_coordinator(peer, message, now)
+                return self._register_coordinator(peer, message, now)
             case Goodbye():
-                return self.dispatch.end_session(peer, now, left=True)
+                effects = self.dispatch.end_session(peer, now, left=True)
+                return effects + self.actors.coordinator_gone(peer, now, left=True)
             case _:
                 return [_refuse(peer, "a coordinator", message)]
+
+    def _register_coordinator(
+        self, peer: Peer, message: RegisterCoordinator, now: float
+    ) -> list[Send]:
+        effects = self.dispatch.register_coordinator(peer, message, now)
+        if peer in self.dispatch.sessions:
+            self.actors.coordinator_registered(message.coordinator, peer)
+        return effects
 
     def _from_newcomer(self, peer: Peer, message: Message, now: float, watched: bool) -> list[Send]:
         match message:
             case Register():
                 return self.membership.handle(Heard(peer, message), now, watched=watched)
             case RegisterCoordinator():
-                return self.dispatch.register_coordinator(peer, message, now)
+                return self._register_coordinator(peer, message, now)
             case Goodbye():
                 return []
             case _:

@@ -467,6 +467,8 @@ class WorkerHoldings:
       others: the work items that the worker has not begun, and the results that it holds until
         their programs say whether to keep them. A drain loses none of them, but each may become a
         kept value before its program has replied.
+      lost_actors, actors: the actors that end with the worker, and those that begin again on
+        another worker, each as its class and name.
     """
 
     worker: str
@@ -474,3 +476,5 @@ class WorkerHoldings:
     running: list[tuple[Peer, int]] = field(default_factory=list)
     pinned: list[tuple[Peer, int]] = field(default_factory=list)
     others: list[tuple[Peer, int]] = field(default_factory=list)
+    lost_actors: list[str] = field(default_factory=list)
+    actors: list[str] = field(default_factory=list)

@@ -20,17 +20,25 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Generic, Protocol, TypeVar
 
+from zmqdist import clock as time
 from zmqdist import errors
 from zmqdist.addresses import join_address
 from zmqdist.coordination.primitives_service import PrimitivesService
 from zmqdist.coordination.service import CoordinationService
 from zmqdist.events import Heard, PeerExpelled, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.messages import (
+    ActorExited,
+    ActorKnown,
+    ActorReady,
+    ActorsOwned,
     Beat,
     CancelWork,
+    CreateActor,
     Define,
     Done,
+    DropActor,
     EndRound,
+    FindActor,
     Forget,
     Goodbye,
     LeasesReturned,
@@ -42,6 +50,7 @@ from zmqdist.messages import (
     ResultReceived,
     SlotsLost,
     Submit,
+    WatchActor,
     WorkDescribed,
 )
 from zmqdist.rpc.service import PendingCall, RpcService
@@ -69,7 +78,16 @@ log = logging.getLogger("zmqdist.scheduling")
 LEAVING_S = 1.0
 """Seconds for which `shutdown` waits for workers after their grace has passed."""
 
-FROM_WORKERS = (Register, Done, LeasesReturned, SlotsLost, Beat, Leave)
+FROM_WORKERS = (
+    Register,
+    Done,
+    LeasesReturned,
+    SlotsLost,
+    Beat,
+    Leave,
+    ActorReady,
+    ActorExited,
+)
 FROM_COORDINATORS = (
     RegisterCoordinator,
     Define,
@@ -78,6 +96,12 @@ FROM_COORDINATORS = (
     CancelWork,
     EndRound,
     ResultReceived,
+    CreateActor,
+    ActorsOwned,
+    DropActor,
+    FindActor,
+    ActorKnown,
+    WatchActor,
 )
 
 
@@ -112,7 +136,14 @@ class DispatcherRuntime(Generic[P]):
         self._incarnation = secrets.randbits(62) | 1
         # A worker may still name a lease of an earlier dispatcher, so the lease numbers of two
         # dispatchers must differ.
-        self.broker = Broker(config, first_lease=(self._incarnation & 0xFFFFF) << 40)
+        # No earlier dispatcher was at a port that is chosen now, so none has placed actors.
+        silent_until = time.monotonic() + config.lease_s if config.port else 0.0
+        self.broker = Broker(
+            config,
+            first_lease=(self._incarnation & 0xFFFFF) << 40,
+            first_actor=int(time.time()) << 20,
+            silent_until=silent_until,
+        )
         self.scaler: Scaler | None = None
         self.gone: dict[str, str] = {}
         """Why tasks other than workers do not start again, by their names."""
@@ -328,6 +359,7 @@ class DispatcherRuntime(Generic[P]):
             ],
             "scaling": None if self.scaler is None else self.scaler.figures(),
             "coordinators": [_row(row) for row in snapshot.coordinators],
+            "actors": [_row(row) for row in snapshot.actors],
             "data": self.part.status(),
             "losses_count": snapshot.losses_count,
             "losses": [

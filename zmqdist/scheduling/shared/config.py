@@ -222,6 +222,8 @@ class WorkerConfig:
       threads_per_slot: how many threads BLAS and OpenMP start in each slot that is a process. None
         leaves the number to their environment variables. If these variables are missing, the cores
         of the host are divided among the slots of `workers_on_host` workers (blas_threads.py).
+      actors_max: how many actors the worker may have, which are processes beside the slots. A
+        worker whose slots are threads has none.
       orphan_limit_s: the time without a dispatcher after which the worker ends itself. By default
         there is no limit, as in tf.data service. The command `zmqdist worker` and cluster files set
         a limit, so that they leave no process running.
@@ -270,6 +272,7 @@ class WorkerConfig:
     schedule_start_delay_max_s: float | None = None
     ticket_file: str | None = None
     ticket_fd: int | None = None
+    actors_max: int = limits.WORKER_ACTORS_MAX
 
     def __post_init__(self) -> None:
         if not self.dispatcher_address:
@@ -286,6 +289,9 @@ class WorkerConfig:
                 f"memory_max_gb is {self.memory_max_gb}, wants more than 0 GB, and processes=True, "
                 f"because a thread cannot be ended"
             )
+        if not 0 <= self.actors_max <= limits.HOSTED_ACTORS_MAX:
+            most = limits.HOSTED_ACTORS_MAX
+            raise _invalid(f"actors_max is {self.actors_max}, wants 0 to {most}")
         if self.threads_per_slot is not None and self.threads_per_slot < 1:
             raise _invalid(f"threads_per_slot is {self.threads_per_slot}, wants 1 or more, or None")
         if self.index is not None and not 0 <= self.index <= limits.WORKER_INDEX_MAX:

@@ -11,6 +11,9 @@ from typing import Final
 
 from zmqdist.addresses import split_address
 from zmqdist.limits import (
+    ACTOR_GROUP_MAX,
+    ACTOR_RESTARTS_MAX,
+    HOSTED_ACTORS_MAX,
     NAME_CHARS_MAX,
     NUMBER_MAX,
     QUEUE_UNBOUNDED,
@@ -18,7 +21,7 @@ from zmqdist.limits import (
     WORKER_INDEX_MAX,
     WORKER_TAGS_MAX,
 )
-from zmqdist.messages import Register, RegisterCoordinator
+from zmqdist.messages import ActorSpec, Register, RegisterCoordinator
 from zmqdist.scheduling.shared.quantities import GPU, UNIT, quantities_problem
 
 _JOB: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -50,8 +53,12 @@ def worker_problem(register: Register) -> str:
         ("serial", register.serial, 0, NUMBER_MAX),
         ("threads_per_slot", register.threads_per_slot, 0, SLOTS_MAX),
         ("the number of tags", len(register.tags), 0, WORKER_TAGS_MAX),
+        ("actors_max", register.actors_max, 0, HOSTED_ACTORS_MAX),
+        ("the number of actors", len(register.actors), 0, HOSTED_ACTORS_MAX),
     )
     if problem := _out_of_bounds(bounds) or job_problem(register.job):
+        return problem
+    if problem := "".join(actor_problem(hosted.spec) for hosted in register.actors):
         return problem
     for name, text in (
         ("host", register.host),
@@ -76,6 +83,25 @@ def worker_problem(register: Register) -> str:
     except ValueError as error:
         return f"{register.address!r} is not an address: {error}"
     return ""
+
+
+def actor_problem(spec: ActorSpec) -> str:
+    """Return why no actor can have this spec, or "" if one can."""
+    return (
+        _out_of_bounds(
+            (
+                ("actor", spec.actor, 1, NUMBER_MAX),
+                ("owner", spec.owner, 0, NUMBER_MAX),
+                ("restarts", spec.restarts, 0, ACTOR_RESTARTS_MAX),
+                ("group", spec.group, 0, NUMBER_MAX),
+                ("size", spec.size, 1, ACTOR_GROUP_MAX if spec.group else 1),
+                ("rank", spec.rank, 0, spec.size - 1),
+            )
+        )
+        or text_problem("the class of an actor", spec.cls)
+        or text_problem("the name of an actor", spec.name)
+        or text_problem("the worker of an actor", spec.worker)
+    )
 
 
 def coordinator_problem(register: RegisterCoordinator) -> str:

@@ -37,6 +37,7 @@ class ActorBegin(msgspec.Struct, array_like=True, tag=1):
       dispatcher: the dispatcher's address.
       host: the address to which the listening socket is bound.
       index, workers: the index of the worker, and the number of workers.
+      address: the address at which other processes reach the actor.
     """
 
     spec: ActorSpec
@@ -45,6 +46,7 @@ class ActorBegin(msgspec.Struct, array_like=True, tag=1):
     host: str
     index: int
     workers: int
+    address: str
 
 
 class ActorServes(msgspec.Struct, array_like=True, tag=2):
@@ -107,7 +109,8 @@ def _serve(begin: ActorBegin, pipe: BlockingPipe[ActorMessage], listener_fd: int
     if error:
         pipe.send(ActorFailed(error))
         return
-    store.address, store.key = router.bind_fd(listener_fd), security.public
+    router.bind_fd(listener_fd)
+    store.address, store.key = begin.address, security.public
     loop.start()
     pipe.send(ActorServes(store.address, store.key))
     threading.Thread(

@@ -31,6 +31,8 @@ Theory of operation of the contact with the dispatcher
     later than the worker sent it. The time when the worker reads the echo does not count, because
     the echo may have waited in the worker's socket while the worker was frozen.
     A worker ends when it has had no contact for the orphan limit.
+    The processes of actors stop with the work, except those that the dispatcher has told the worker
+    to keep; actor_host_machine.py has their rules.
     The worker repeats a refused registration for a while, because the dispatcher may not know yet
     that an earlier worker of this name has crashed. A worker that was configured without an index
     accepts a new index from the dispatcher, because another worker may have got the old index while
@@ -73,6 +75,7 @@ Not here: processes, threads and pipes (runtime.py), and the functions themselve
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from math import inf
@@ -95,6 +98,7 @@ from zmqdist.messages import (
     Forget,
     FreeResult,
     Goodbye,
+    KeepActor,
     Leased,
     LeasesReturned,
     Leave,
@@ -104,9 +108,12 @@ from zmqdist.messages import (
     Register,
     Registered,
     SlotsLost,
+    StartActor,
     StealRequest,
+    StopActor,
 )
 from zmqdist.scheduling.shared.quantities import Grant, Quantities
+from zmqdist.scheduling.worker.actor_host_machine import ActorHost
 from zmqdist.scheduling.worker.records import (
     Slot,
     SlotState,
@@ -117,6 +124,8 @@ from zmqdist.scheduling.worker.records import (
 )
 from zmqdist.scheduling.worker.worker_events import (
     NOT_RUN,
+    ActorEnded,
+    ActorServing,
     DispatcherConnected,
     DispatcherDisconnected,
     Effect,
@@ -340,6 +349,7 @@ class WorkerMachine:
     Attributes:
       contact: the state of the contact with the dispatcher.
       queue, slots: the work that waits for a slot, and the slots.
+      actors: the processes of actors.
       functions: the pickled functions, by (coordinator, number).
       results: the outcomes of the bulk results that the worker holds, by lease.
       grants: the resources of leases that have some. Some of these leases may have ended.
@@ -367,6 +377,7 @@ class WorkerMachine:
         start_delay: tuple[float, float] = (0.0, 0.0),
         threads_per_slot: int = 0,
         resources: Quantities = (),
+        actors_max: int = 0,
     ) -> None:
         self.job, self.index, self.can_kill = job, index, can_kill
         self._register_template = Register(
@@ -382,7 +393,9 @@ class WorkerMachine:
             tags,
             threads_per_slot=threads_per_slot,
             resources=resources,
+            actors_max=actors_max,
         )
+        self.actors = ActorHost(actors_max)
         self.leaving, self.serving, self.workers = False, False, 0
         self.exit: Exit | None = None
         self.slots = [Slot(i) for i in range(slots)]
@@ -409,6 +422,7 @@ class WorkerMachine:
         if self.exit is not None:
             return None
         first = earliest(earliest(self.contact.deadline, self.leave_at), self._stagger.until)
+        first = earliest(first, self.actors.deadline)
         for slot in self.slots:
             if slot.abort_at and self.can_kill:
                 first = earliest(first, slot.kill_at)
@@ -471,6 +485,10 @@ class WorkerMachine:
             case DispatcherDisconnected():
                 self.contact.disconnected(now)
                 return []
+            case ActorServing(incarnation, address, key):
+                return self._of_actors(self.actors.served(incarnation, address, key))
+            case ActorEnded(incarnation, reason, error):
+                return self._of_actors(self.actors.ended(incarnation, reason, error))
             case LeaveRequested(grace_s):
                 return self._leave(grace_s, now)
             case Ticked():
@@ -525,6 +543,13 @@ class WorkerMachine:
                 ]
             case Forget(coordinator, numbers, everywhere):
                 return self._forget({(coordinator, number) for number in numbers}, everywhere)
+            case StartActor() if self.contact.registered:
+                return self._of_actors(self.actors.start(message, leaving=self.leaving))
+            case StopActor():
+                return self._of_actors(self.actors.stop(message, now))
+            case KeepActor():
+                self.actors.keep(message)
+                return []
             case Leave(grace_s):
                 return self._leave(grace_s, now)
             case Refused(code, text, final):
@@ -534,11 +559,20 @@ class WorkerMachine:
             case _:
                 return []
 
+    def _of_actors(self, effects: Sequence[Effect | Message]) -> list[Effect]:
+        """Return the effects about actors, with their reports as messages to the dispatcher."""
+        return [
+            sent
+            for effect in effects
+            for sent in (self.contact.report(effect) if isinstance(effect, Message) else [effect])
+        ]
+
     def _dispatcher_up(self, incarnation: int, now: float) -> list[Effect]:
         effects: list[Effect] = []
         if self.contact.connected(incarnation):
             effects += self._abandon()
             self.functions.clear()
+            self.actors.met_dispatcher()
         self._announced = None
         return effects + self._register(now)
 
@@ -573,6 +607,7 @@ class WorkerMachine:
             grants=[
                 (lease, *self.grants[lease]) for lease, _ in stale_leases if lease in self.grants
             ],
+            actors=self.actors.present,
         )
         return [Send(DISPATCHER, register)]
 
@@ -587,7 +622,7 @@ class WorkerMachine:
         if contact.orphan_at is not None and now >= contact.orphan_at:
             return self._exit(errors.UNAVAILABLE, f"no dispatcher for {contact.orphan_limit_s:g} s")
         if contact.must_stop(now):
-            effects += self._abandon()
+            effects += [*self._abandon(), *self.actors.kill_unkept()]
         if contact.register_due(now):
             effects += self._register(now)
         if contact.beat_due(now):
@@ -607,6 +642,7 @@ class WorkerMachine:
                     ]
                 )
                 effects += self._exit(errors.OK, "")
+        effects += self.actors.kill_overdue(now)
         return effects + (kill_overdue(self.slots, now) if self.can_kill else [])
 
     def _beat(self, now: float) -> Send:
@@ -650,7 +686,8 @@ class WorkerMachine:
         reclaims = [
             effect for slot in self.slots if len(slot.given) > 1 for effect in _reclaim(slot)
         ]
-        return [*self._announce_leave(), *self._returned(self.queue.empty()), *reclaims]
+        ends = self.actors.stop_all(at) if self.actors.processes else []
+        return [*self._announce_leave(), *self._returned(self.queue.empty()), *reclaims, *ends]
 
     def _announce_leave(self) -> list[Effect]:
         """Tell the dispatcher that the worker leaves, so that it does not assign returned work to
@@ -658,11 +695,12 @@ class WorkerMachine:
         return [Send(DISPATCHER, Leave(0.0))] if self.leaving and self.contact.registered else []
 
     def _leave_if_idle(self) -> list[Effect]:
-        idle = not (self.busy_slots or self.queue or (self.serving and self.leave_at is not None))
+        busy = self.busy_slots or self.queue or self.actors.processes
+        idle = not (busy or (self.serving and self.leave_at is not None))
         return self._exit(errors.OK, "") if self.leaving and self.exit is None and idle else []
 
     def _exit(self, code: int, text: str) -> list[Effect]:
-        effects: list[Effect] = self._report()
+        effects: list[Effect] = [*self._report(), *self.actors.kill_all()]
         self.exit = Exit(code, text)
         if self.contact.up:
             effects.append(Send(DISPATCHER, Goodbye()))

@@ -39,16 +39,24 @@ from zmqdist.scheduling.shared.config import WorkerConfig, reached_at
 from zmqdist.scheduling.shared.parts import WorkerPart, WorkerSurroundings
 from zmqdist.scheduling.shared.references import PartsFetcher, decode_reference, encode_reference
 from zmqdist.scheduling.shared.store import BulkStore, Fetcher, Holdings
+from zmqdist.scheduling.worker.actor_host import ActorProcesses
 from zmqdist.scheduling.worker.devices import take_resources
 from zmqdist.scheduling.worker.function_call import Functions, run
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.records import SlotRow
-from zmqdist.scheduling.worker.slots import Feed, HoldResult, ProcessSlots, check_descriptors
+from zmqdist.scheduling.worker.slots import (
+    Feed,
+    HoldResult,
+    ProcessSlots,
+    actors_in_bounds,
+    check_descriptors,
+)
 from zmqdist.scheduling.worker.worker_cache import FETCH_FOR_SLOT, WorkerCache
 from zmqdist.scheduling.worker.worker_events import (
     DispatcherConnected,
     DispatcherDisconnected,
     Effect,
+    EndActor,
     Event,
     Exit,
     ForgetFunctions,
@@ -56,12 +64,14 @@ from zmqdist.scheduling.worker.worker_events import (
     Give,
     Interrupt,
     Kill,
+    KillActor,
     LeaveRequested,
     Reclaim,
     SlotFinished,
     SlotReady,
     SlotReclaimed,
     Spawn,
+    SpawnActor,
 )
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.endpoint import DTS_PORT, split
@@ -206,6 +216,8 @@ class WorkerRuntime(Generic[P]):
             taken = take_resources(config)
             for claim in taken.sockets:
                 loop.on_stop(claim.close)
+            self._actions: dict[type[Effect], Callable[[Any], None]] = {}
+            actors_max = 0
             about_slots = config.slots, self._handle, self._hold
             if self._children is not None:
                 self._slots = ProcessSlots(
@@ -219,10 +231,12 @@ class WorkerRuntime(Generic[P]):
                     taken.gpus,
                     None if config.memory_max_gb is None else config.memory_max_gb * 1e9,
                 )
+                actors_max = actors_in_bounds(config.actors_max, config.slots)
+                self._start_actors(loop, self._children, host)
             else:
                 own = partial(own_cluster.of_slot, self._dispatcher, credentials)
                 self._slots = ThreadSlots(loop, *about_slots, self._cache, self._worker, own)
-            self._actions: dict[type[Effect], Callable[[Any], None]] = {
+            self._actions |= {
                 Send: self._send,
                 Give: self._slots.give,
                 Reclaim: self._slots.reclaim,
@@ -248,6 +262,7 @@ class WorkerRuntime(Generic[P]):
                 start_delay=config.start_delay,
                 threads_per_slot=threads_in(environment),
                 resources=taken.quantities,
+                actors_max=actors_max,
             )
             self.machine.serving = True
         except BaseException:
@@ -266,6 +281,21 @@ class WorkerRuntime(Generic[P]):
         bound = BoundChildren(loop, self._zygote or start_slots_zygote(self._modules, environment))
         loop.on_stop(bound.close)
         return bound
+
+    def _start_actors(self, loop: Loop, children: BoundChildren, host: str) -> None:
+        actors = ActorProcesses(
+            loop,
+            children,
+            self._handle,
+            host,
+            self._store.address,
+            self._dispatcher,
+            self._worker,
+        )
+        self._actions[SpawnActor] = actors.spawn
+        self._actions[EndActor] = actors.end
+        self._actions[KillActor] = actors.kill
+        loop.on_stop(actors.close)
 
     def _worker(self) -> tuple[int, int]:
         return self.machine.index, self.machine.workers

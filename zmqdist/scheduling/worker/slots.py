@@ -73,6 +73,10 @@ longer functions have begun."""
 SLOT_FDS = 3
 """The number of descriptors of the worker for each slot: pipe, page, standard error."""
 
+ACTOR_FDS = 5
+"""The number of descriptors of the worker for each actor: pipe and standard error, and while its
+process is being started their other ends and the listening socket."""
+
 OTHER_FDS = 96
 """The number of descriptors that the worker needs for connections, threads, and slots that are
 starting."""
@@ -315,6 +319,23 @@ def check_descriptors(slots: int) -> None:
             f" or after `ulimit -n {descriptors}`"
         )
         raise ResourceExhaustedError(problem)
+
+
+def actors_in_bounds(actors_max: int, slots: int) -> int:
+    """Return the number of actors, at most `actors_max`, for which this process may open enough
+    descriptors beside its slots."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return actors_max
+    room = max(limit - slots * SLOT_FDS - OTHER_FDS, 0) // ACTOR_FDS
+    if room < actors_max:
+        log.warning(
+            "this worker takes %d actors and not %d, because it may open only %d descriptors",
+            room,
+            actors_max,
+            limit,
+        )
+    return min(actors_max, room)
 
 
 class _SlotProcess:

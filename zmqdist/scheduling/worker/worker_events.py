@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from zmqdist.events import Heard, Send, Ticked
+from zmqdist.messages import ActorSpec
 
 NOT_RUN: Final = -1
 """A kind of outcome: the slot was about to begin this item when the worker took the item back."""
@@ -85,6 +86,25 @@ class LeaveRequested:
     grace_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class ActorServing:
+    """The process of an actor has made its object, and serves calls at this address."""
+
+    incarnation: int
+    address: str
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ActorEnded:
+    """The process of an actor has ended, or could not be started. `error` is the packed error of
+    its `__init__`, or empty."""
+
+    incarnation: int
+    reason: str
+    error: bytes = b""
+
+
 Event: TypeAlias = (
     DispatcherConnected
     | DispatcherDisconnected
@@ -95,6 +115,8 @@ Event: TypeAlias = (
     | SlotReclaimed
     | SlotDied
     | SlotOverMemory
+    | ActorServing
+    | ActorEnded
     | LeaveRequested
     | Ticked
 )
@@ -174,6 +196,39 @@ class Exit:
     error: str
 
 
+@dataclass(frozen=True, slots=True)
+class SpawnActor:
+    """Start a process for this incarnation of an actor."""
+
+    spec: ActorSpec
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndActor:
+    """Tell the process of an actor to end: no further call begins."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillActor:
+    """Kill the process of an actor."""
+
+    incarnation: int
+
+
 Effect: TypeAlias = (
-    Send | Give | Reclaim | Interrupt | Kill | Spawn | ForgetFunctions | FreeBulk | Exit
+    Send
+    | Give
+    | Reclaim
+    | Interrupt
+    | Kill
+    | Spawn
+    | ForgetFunctions
+    | FreeBulk
+    | SpawnActor
+    | EndActor
+    | KillActor
+    | Exit
 )

@@ -1,0 +1,695 @@
+"""The dispatcher's directory of actors: where each actor is, and when another process may take its
+place. No I/O.
+
+Theory of operation
+    An actor belongs to the coordinator that has made it, which sends CreateActor on each connection
+    to a dispatcher until the actor has ended. A detached actor belongs to no coordinator: the
+    worker that has its process names it to a new dispatcher, with its spec.
+    Each start of an actor's process is an incarnation of the actor. The numbers of incarnations
+    grow over all actors and all dispatchers, and are never used again. A message about an earlier
+    incarnation changes nothing.
+    A process of an actor ends itself after at most three quarters of a lease without contact to a
+    dispatcher (scheduling/worker/machine.py). Only the process of an actor without restarts lives
+    on, once the actor's coordinator knows the process (KeepActor), because then no dispatcher
+    replaces it. If the worker of such an actor stays away for ORPHAN_LIMIT_S, the dispatcher gives
+    the actor up.
+    A new dispatcher does not know which actors live. During its first lease it neither places an
+    actor that may live, nor says that a name does not exist: within this lease each worker that has
+    kept its actors comes back, and the actors with restarts of all other workers have ended.
+    The members of a group are placed together, or none of them is. A member that is restarted is
+    placed alone, because its group exists already.
+
+Promises, checked by tests/sim
+    A1   two incarnations of an actor never both serve: the next is placed only after the process of
+         the one before was seen to end, or has ended itself
+    A2   the end of an actor is reported to its coordinator once, with the reason
+    A3   the oldest waiting actor that fits a worker is placed first; an actor that fits none does
+         not hold up the others
+    A4   a name belongs to at most one actor that has not ended
+    A5   an actor ends with its coordinator, unless it is detached; a coordinator that did not say
+         goodbye has a lease to come back
+    A6   an actor begins again at most `restarts` times
+    A7   a new dispatcher answers for a name, and places an actor that may live, only after one
+         lease, or after a worker has named the actor
+    A8   a worker is told to stop each process that is not the present incarnation of an actor
+    A9   a worker never has more processes of actors than its `actors_max`
+    A10  all members of a group are placed at the same time, or none
+
+Not here: processes and their contact (scheduling/worker/actor_host_machine.py), and calls, which go
+from their callers to the actors directly.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from zmqdist import errors
+from zmqdist.events import Peer, Send
+from zmqdist.limits import ACTOR_ENDS_KEPT, ACTORS_MAX, ORPHAN_LIMIT_S
+from zmqdist.messages import (
+    ActorChanged,
+    ActorExited,
+    ActorFound,
+    ActorKnown,
+    ActorReady,
+    ActorsOwned,
+    ActorSpec,
+    CreateActor,
+    DropActor,
+    FindActor,
+    HostedActor,
+    KeepActor,
+    Message,
+    Refused,
+    Register,
+    StartActor,
+    StopActor,
+    WatchActor,
+)
+from zmqdist.scheduling.dispatcher.membership_and_leases import Member, MemberLost
+from zmqdist.scheduling.shared.actors import ActorState
+from zmqdist.scheduling.shared.registrations import actor_problem
+from zmqdist.transitions import enter
+
+_S = ActorState
+ACTOR_TRANSITIONS: Final[Mapping[ActorState, frozenset[ActorState]]] = {
+    _S.PENDING: frozenset({_S.STARTING, _S.LIVE, _S.AWAY, _S.ENDED}),
+    _S.STARTING: frozenset({_S.LIVE, _S.PENDING, _S.AWAY, _S.ENDED}),
+    _S.LIVE: frozenset({_S.PENDING, _S.AWAY, _S.ENDED}),
+    _S.AWAY: frozenset({_S.PENDING, _S.STARTING, _S.LIVE, _S.ENDED}),
+    _S.ENDED: frozenset(),
+}
+
+MAKER_ENDED: Final = "the program that made it has ended"
+NO_PROCESS: Final = "its worker does not have its process any more"
+
+
+@dataclass(slots=True, eq=False)
+class Actor:
+    """One actor that has not ended.
+
+    Attributes:
+      host: the worker that has, or had, the present process; None before the first.
+      not_before: until this time an earlier process may serve, so no other may be started; None if
+        there is no such process.
+      claimed_by: until this time the actor's coordinator has to ask for it, because a worker has
+        named it; None if the coordinator has asked.
+      is_acknowledged: whether the coordinator knows the present process, so that it is kept
+        without contact if the actor has no restarts.
+      reason: why the last process has ended, or may have ended.
+      ends_for: why the actor ends as soon as its process has ended; "" if it is to live.
+      waits_for: what was reported as the reason why it is not placed.
+      grace_s: the grace of the process that ends.
+    """
+
+    spec: ActorSpec
+    restarts_left: int
+    state: ActorState = ActorState.PENDING
+    incarnation: int = 0
+    host: int | None = None
+    worker: str = ""
+    address: str = ""
+    key: bytes = b""
+    not_before: float | None = None
+    claimed_by: float | None = None
+    is_acknowledged: bool = False
+    reason: str = ""
+    ends_for: str = ""
+    waits_for: str = ""
+    grace_s: float = 0.0
+
+    @property
+    def label(self) -> str:
+        return f"{self.spec.cls} {self.spec.name or self.spec.actor}"
+
+    def enter(self, state: ActorState) -> None:
+        self.state = enter(ACTOR_TRANSITIONS, self.state, state, "actor", self.spec.actor)
+
+    def change(self, error: bytes = b"") -> ActorChanged:
+        return ActorChanged(
+            self.spec.actor,
+            self.state,
+            self.incarnation,
+            self.restarts_left,
+            self.address,
+            self.key,
+            self.worker,
+            self.reason,
+            error,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """One worker. `processes` has the spec of each process that it may have, by incarnation."""
+
+    member: Member
+    actors_max: int
+    processes: dict[int, ActorSpec] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ActorRow:
+    """One actor in a snapshot.
+
+    Attributes:
+      state: the name of its ActorState in small letters.
+      restarts, restarts_left: how often its process may be replaced at all, and from now on.
+      reason: why it waits, is away, or was begun again.
+      owner: the number of the coordinator that has made it; 0 if it is detached.
+    """
+
+    actor: int
+    name: str
+    cls: str
+    state: str
+    worker: str
+    restarts: int
+    restarts_left: int
+    reason: str
+    owner: int
+    incarnation: int
+    address: str
+
+
+class ActorDirectory:
+    """The actors of one dispatcher; the module's docstring has the rules. Each method for an event
+    returns the messages to send, in order.
+
+    Args:
+      ended_within_s: seconds after which no process of a worker is left that has ended.
+      first_incarnation: a number above those of all earlier dispatchers.
+      silent_until: the end of the first lease of a dispatcher that may have had predecessors.
+
+    Attributes:
+      actors: the actors that have not ended, by number.
+      deadline: the time at which `tick` must next be called; None means never.
+    """
+
+    def __init__(
+        self,
+        lease_s: float,
+        ended_within_s: float,
+        *,
+        first_incarnation: int = 1,
+        silent_until: float = 0.0,
+    ) -> None:
+        self._lease_s, self._ended_within_s = lease_s, ended_within_s
+        self._next_incarnation = first_incarnation
+        self._silent_until = silent_until
+        self.actors: dict[int, Actor] = {}
+        self.deadline: float | None = None
+        self._hosts: dict[int, Host] = {}
+        self._names: dict[str, int] = {}
+        self._pending: dict[int, Actor] = {}
+        self._timed: dict[int, Actor] = {}
+        """The actors with a `not_before` or `claimed_by`."""
+        self._groups: defaultdict[int, int] = defaultdict(int)
+        """The number of members that have not ended, by group."""
+        self._ends: dict[int, ActorChanged] = {}
+        """The last reports of actors that have ended, for late questions."""
+        self._peers: dict[int, Peer] = {}
+        """The connection of each registered coordinator, by its number."""
+        self._absent_owners: dict[int, float] = {}
+        """The time at which the actors of a coordinator end that is away."""
+        self._watchers: dict[int, dict[Peer, None]] = {}
+        self._searches: list[tuple[Peer, FindActor]] = []
+        self._effects: list[Send] = []
+
+    # -- coordinators ------------------------------------------------------------------------------
+
+    def coordinator_registered(self, coordinator: int, peer: Peer) -> None:
+        self._peers[coordinator] = peer
+        self._absent_owners.pop(coordinator, None)
+
+    def coordinator_gone(self, peer: Peer, now: float, *, left: bool) -> list[Send]:
+        """Note the end of a connection. `left`: the coordinator has said goodbye."""
+        for watchers in self._watchers.values():
+            watchers.pop(peer, None)
+        self._searches = [search for search in self._searches if search[0] != peer]
+        coordinator = next((n for n, owner in self._peers.items() if owner == peer), None)
+        if coordinator is None:
+            return []
+        del self._peers[coordinator]
+        if self._of_owner(coordinator):
+            self._absent_owners[coordinator] = now if left else now + self._lease_s
+        return self._settle(now)
+
+    def from_coordinator(
+        self, peer: Peer, coordinator: int, message: Message, now: float
+    ) -> list[Send]:
+        match message:
+            case CreateActor():
+                if (problem := actor_problem(message.spec)) or message.spec.owner not in (
+                    0,
+                    coordinator,
+                ):
+                    problem = problem or "the owner of an actor is the coordinator that makes it"
+                    return [Send(peer, Refused(errors.INVALID_ARGUMENT, problem))]
+                self._create(peer, message, now)
+            case ActorsOwned(numbers):
+                for actor in self._of_owner(coordinator, set(numbers)):
+                    self._end(actor, "its program has dropped it")
+            case DropActor(number, reason, grace_s):
+                if number in self.actors:
+                    self._end(self.actors[number], reason, grace_s)
+            case FindActor():
+                self._searches.append((peer, message))
+            case ActorKnown(number, incarnation):
+                self._acknowledge(number, incarnation)
+            case WatchActor(number, stop):
+                self._watch(peer, number, stop=stop)
+        return self._settle(now)
+
+    def _create(self, peer: Peer, message: CreateActor, now: float) -> None:
+        spec = message.spec
+        if spec.actor not in self.actors and (problem := self._obstacle(message)) is not None:
+            self._effects.append(Send(peer, problem))
+            return
+        if not spec.owner:
+            self._watchers.setdefault(spec.actor, {})[peer] = None
+        if spec.actor in self.actors:
+            actor = self.actors[spec.actor]
+            actor.claimed_by = None
+            self._effects.append(Send(peer, actor.change()))
+            return
+        left = spec.restarts if message.restarts_left < 0 else message.restarts_left
+        actor = self._add(Actor(spec, left, incarnation=message.incarnation))
+        self._next_incarnation = max(self._next_incarnation, message.incarnation + 1)
+        if message.incarnation:
+            # An earlier dispatcher has placed it, and its process may live.
+            actor.is_acknowledged = True
+            self._go_away(actor, "its worker has not come back", now, self._silent_until)
+        elif message.may_live or spec.name:
+            self._set_not_before(actor, self._silent_until)  # A7
+
+    def _obstacle(self, message: CreateActor) -> ActorChanged | None:
+        """Return why this actor cannot be added, as its end; None if it can."""
+        spec = message.spec
+        if spec.actor in self._ends:
+            return self._ends[spec.actor]
+        reason = ""
+        if message.incarnation and not message.may_live:
+            reason = "it has ended while its program was away"
+        elif spec.name in self._names:
+            reason = f"the name {spec.name} is taken by another actor"
+        elif len(self.actors) >= ACTORS_MAX:
+            reason = f"this dispatcher has {ACTORS_MAX} actors and takes no more"
+        return ActorChanged(spec.actor, _S.ENDED, reason=reason) if reason else None
+
+    def _of_owner(self, coordinator: int, but: Container[int] = ()) -> list[Actor]:
+        return [
+            actor
+            for number, actor in self.actors.items()
+            if actor.spec.owner == coordinator and number not in but
+        ]
+
+    def _acknowledge(self, number: int, incarnation: int) -> None:
+        actor = self.actors.get(number)
+        if (
+            actor is not None
+            and (actor.incarnation, actor.state) == (incarnation, _S.LIVE)
+            and not actor.is_acknowledged
+        ):
+            actor.is_acknowledged = True
+            if not actor.spec.restarts:
+                self._order(actor.host, KeepActor(number, incarnation))
+
+    def _watch(self, peer: Peer, number: int, *, stop: bool) -> None:
+        if stop:
+            self._watchers.get(number, {}).pop(peer, None)
+            return
+        self._watchers.setdefault(number, {})[peer] = None
+        if number in self.actors:
+            self._effects.append(Send(peer, self.actors[number].change()))
+
+    # -- workers -----------------------------------------------------------------------------------
+
+    def registered(self, member: Member, register: Register, now: float) -> list[Send]:
+        """A worker has registered, for the first time or again, and has named its processes."""
+        host = self._hosts.setdefault(member.incarnation, Host(member, register.actors_max))
+        host.member, host.actors_max = member, register.actors_max
+        present = {hosted.incarnation: hosted for hosted in register.actors}
+        for incarnation, spec in list(host.processes.items()):
+            if incarnation in present:
+                continue
+            actor = self._present(member.incarnation, spec.actor, incarnation)
+            if actor is not None and actor.state is _S.STARTING:
+                # The order may be lost; a worker that has had it reports the end again.
+                self._start(actor)
+                continue
+            del host.processes[incarnation]
+            if actor is not None:
+                self._process_ended(actor, NO_PROCESS, now)
+        for hosted in present.values():
+            self._adopt(host, hosted, now)
+        return self._settle(now)
+
+    def _adopt(self, host: Host, hosted: HostedActor, now: float) -> None:
+        spec, incarnation, member = hosted.spec, hosted.incarnation, host.member
+        host.processes[incarnation] = spec
+        self._next_incarnation = max(self._next_incarnation, incarnation + 1)
+        actor = self.actors.get(spec.actor)
+        if actor is None and self._is_adoptable(spec, now):
+            # An actor of an earlier dispatcher: its coordinator comes back soon, or has ended.
+            actor = self._add(Actor(spec, hosted.restarts_left))
+            if spec.owner:
+                actor.claimed_by = self._silent_until
+                self._timed[spec.actor] = actor
+        if (
+            actor is None
+            or incarnation < actor.incarnation
+            or (incarnation == actor.incarnation and actor.host not in (None, member.incarnation))
+        ):
+            self._order(member.incarnation, StopActor(spec.actor, incarnation, 0.0))  # A8
+            return
+        if incarnation > actor.incarnation:
+            actor.is_acknowledged = False
+        actor.incarnation, actor.restarts_left = incarnation, hosted.restarts_left
+        actor.host, actor.worker = member.incarnation, member.name
+        actor.not_before = None
+        self._pending.pop(spec.actor, None)
+        if actor.ends_for:
+            self._order(member.incarnation, StopActor(spec.actor, incarnation, actor.grace_s))
+        elif actor.is_acknowledged and not hosted.is_kept and not spec.restarts:
+            self._order(member.incarnation, KeepActor(spec.actor, incarnation))
+        actor.is_acknowledged |= hosted.is_kept
+        if hosted.address and actor.state is not _S.LIVE:
+            self._serve(actor, hosted.address, hosted.key)
+        elif not hosted.address and actor.state in (_S.PENDING, _S.AWAY):
+            actor.enter(_S.STARTING)
+
+    def _is_adoptable(self, spec: ActorSpec, now: float) -> bool:
+        """Return whether a process of an unknown actor may be that of an actor that lives."""
+        if spec.actor in self._ends or (spec.owner and now >= self._silent_until):
+            return False
+        holder = self.actors.get(self._names.get(spec.name, -1))
+        if holder is None:
+            return True
+        if holder.incarnation:
+            return False
+        # A program wants to make an actor of this name, which exists.
+        self._end_now(holder, f"the name {spec.name} is taken by another actor")
+        return True
+
+    def from_worker(self, member: Member, message: Message, now: float) -> list[Send]:
+        match message:
+            case ActorReady(number, incarnation, address, key):
+                actor = self._present(member.incarnation, number, incarnation)
+                if actor is not None and actor.state is _S.STARTING:
+                    self._serve(actor, address, key)
+            case ActorExited(number, incarnation, reason, final, error, has_begun):
+                self._hosts[member.incarnation].processes.pop(incarnation, None)
+                actor = self._present(member.incarnation, number, incarnation)
+                if actor is not None:
+                    if final:
+                        actor.restarts_left = 0
+                    elif not has_begun:
+                        actor.restarts_left += 1
+                    self._process_ended(actor, reason, now, error=error)
+        return self._settle(now)
+
+    def lost(self, loss: MemberLost, now: float) -> list[Send]:
+        """A worker is lost. If it is not known to have ended, its processes may serve on."""
+        member = loss.member
+        host = self._hosts.pop(member.incarnation, None)
+        reason = f"{member.name} was lost: {loss.reason}"
+        if loss.exit_code:
+            reason += f" ({errors.describe_exit(loss.exit_code)})"
+        for incarnation, spec in host.processes.items() if host is not None else ():
+            actor = self._present(member.incarnation, spec.actor, incarnation)
+            if actor is None:
+                continue
+            if loss.settled:
+                self._process_ended(actor, reason, now, within_s=self._ended_within_s)
+            else:
+                self._go_away(actor, reason, now, member.heard_at + self._lease_s)
+        return self._settle(now)
+
+    def tick(self, now: float) -> list[Send]:
+        """Do what is due at `deadline`."""
+        return self._settle(now) if self.deadline is not None and self.deadline <= now else []
+
+    # -- status ------------------------------------------------------------------------------------
+
+    def count_at(self, member: Member) -> tuple[int, int]:
+        """Return how many processes of actors this worker may have now, and how many at most."""
+        host = self._hosts.get(member.incarnation)
+        return (0, 0) if host is None else (len(host.processes), host.actors_max)
+
+    def of_worker(self, member: Member) -> list[Actor]:
+        return [actor for actor in self.actors.values() if actor.host == member.incarnation]
+
+    def rows(self) -> tuple[ActorRow, ...]:
+        return tuple(
+            ActorRow(
+                number,
+                actor.spec.name,
+                actor.spec.cls,
+                actor.state.name.lower(),
+                actor.worker,
+                actor.spec.restarts,
+                actor.restarts_left,
+                (self._why_pending(actor) if actor.state is _S.PENDING else "") or actor.reason,
+                actor.spec.owner,
+                actor.incarnation,
+                actor.address,
+            )
+            for number, actor in self.actors.items()
+        )
+
+    def _why_pending(self, actor: Actor) -> str:
+        spec, hosts = actor.spec, self._hosts.values()
+        if actor.not_before is not None:
+            return "an earlier process of it may serve yet"
+        if self._is_incomplete(actor):
+            return f"{self._groups[spec.group]} of {spec.size} members of its group were made"
+        if not hosts:
+            return "no worker has registered"
+        if spec.worker and all(host.member.name != spec.worker for host in hosts):
+            return f"{spec.worker} has not registered"
+        if not any(host.actors_max for host in hosts):
+            return "the workers have actors_max 0: their slots are threads, or it was set"
+        room = sum(max(host.actors_max - len(host.processes), 0) for host in hosts)
+        most = sum(host.actors_max for host in hosts)
+        text = f"the workers have room for {room} of {most} actors (actors_max)"
+        return f"{text}, and its group needs {spec.size}" if spec.size > 1 else text
+
+    # -- states ------------------------------------------------------------------------------------
+
+    def _add(self, actor: Actor) -> Actor:
+        spec = actor.spec
+        self.actors[spec.actor] = self._pending[spec.actor] = actor
+        if spec.name:
+            self._names[spec.name] = spec.actor
+        self._groups[spec.group] += 1
+        return actor
+
+    def _present(self, host: int, number: int, incarnation: int) -> Actor | None:
+        actor = self.actors.get(number)
+        if actor is not None and (actor.host, actor.incarnation) == (host, incarnation):
+            return actor
+        return None
+
+    def _order(self, host: int | None, message: Message) -> None:
+        """Send a message to a worker. It is lost if the worker is away, which names its processes
+        when it comes back."""
+        member = self._hosts[host].member if host in self._hosts else None
+        if member is not None and member.peer is not None:
+            self._effects.append(Send(member.peer, message))
+
+    def _report(self, actor: Actor, error: bytes = b"") -> None:
+        change = actor.change(error)
+        peers = dict(self._watchers.get(actor.spec.actor, {}))
+        if actor.spec.owner in self._peers:
+            peers[self._peers[actor.spec.owner]] = None
+        self._effects += [Send(peer, change) for peer in peers]
+        if actor.state is _S.ENDED:
+            self._ends[actor.spec.actor] = change
+            if len(self._ends) > ACTOR_ENDS_KEPT:
+                del self._ends[next(iter(self._ends))]
+
+    def _serve(self, actor: Actor, address: str, key: bytes) -> None:
+        actor.enter(_S.LIVE)
+        if not actor.ends_for:
+            if actor.reason == actor.waits_for:
+                actor.reason = ""
+            actor.address, actor.key, actor.waits_for = address, key, ""
+            self._report(actor)
+
+    def _set_not_before(self, actor: Actor, time: float) -> None:
+        actor.not_before = time
+        self._timed[actor.spec.actor] = actor
+
+    def _go_away(self, actor: Actor, reason: str, now: float, ends_itself_at: float) -> None:
+        """The process of an actor may serve on without its worker's contact."""
+        is_kept = actor.is_acknowledged and not actor.spec.restarts
+        self._pending.pop(actor.spec.actor, None)
+        actor.reason = reason
+        actor.enter(_S.AWAY)
+        self._set_not_before(actor, now + ORPHAN_LIMIT_S if is_kept else ends_itself_at)
+        self._report(actor)
+
+    def _process_ended(
+        self, actor: Actor, reason: str, now: float, *, error: bytes = b"", within_s: float = 0.0
+    ) -> None:
+        """End the actor, or have it wait for its next process. `within_s`: for so long its process
+        may not have ended yet."""
+        actor.host, actor.address, actor.key, actor.is_acknowledged = None, "", b"", False
+        actor.reason = reason
+        if actor.ends_for or not actor.restarts_left:
+            self._end_now(actor, actor.ends_for or reason, error)
+            return
+        actor.restarts_left -= 1
+        actor.enter(_S.PENDING)
+        self._pending[actor.spec.actor] = actor
+        if within_s:
+            self._set_not_before(actor, now + within_s)
+        self._report(actor)
+
+    def _end(self, actor: Actor, reason: str, grace_s: float = 0.0) -> None:
+        """End an actor, with its process if it may have one."""
+        if not actor.ends_for:
+            actor.ends_for = reason or "it was dropped"
+        actor.grace_s = grace_s
+        if actor.state in (_S.STARTING, _S.LIVE):
+            self._order(actor.host, StopActor(actor.spec.actor, actor.incarnation, grace_s))
+        elif actor.not_before is None:
+            self._end_now(actor, actor.ends_for)
+        # otherwise a process may serve yet: its worker comes back and stops it, or it ends itself
+
+    def _end_now(self, actor: Actor, reason: str, error: bytes = b"") -> None:
+        spec = actor.spec
+        actor.enter(_S.ENDED)
+        actor.reason = reason
+        self._report(actor, error)
+        for table in (self.actors, self._pending, self._timed, self._watchers):
+            table.pop(spec.actor, None)
+        if spec.name:
+            del self._names[spec.name]
+        self._groups[spec.group] -= 1
+        if not self._groups[spec.group]:
+            del self._groups[spec.group]
+
+    def _settle(self, now: float) -> list[Send]:
+        """Do what is due, place what can be placed (A3), answer what can be answered, set
+        `deadline`, and return the messages."""
+        for owner in [n for n, time in self._absent_owners.items() if time <= now]:
+            del self._absent_owners[owner]
+            for actor in self._of_owner(owner):
+                self._end(actor, MAKER_ENDED)
+        for actor in list(self._timed.values()):
+            self._pass_times(actor, now)
+        if self._pending:
+            self._place_pending()
+        self._answer(now)
+        times = [*self._absent_owners.values()]
+        for actor in self._timed.values():
+            times += [t for t in (actor.not_before, actor.claimed_by) if t is not None]
+        if now < self._silent_until and (self._searches or self._watchers):
+            times.append(self._silent_until)
+        self.deadline = min(times, default=None)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _pass_times(self, actor: Actor, now: float) -> None:
+        if actor.claimed_by is not None and actor.claimed_by <= now:
+            actor.claimed_by = None
+            self._end(actor, MAKER_ENDED)
+        if actor.not_before is not None and actor.not_before <= now:
+            actor.not_before = None
+            if actor.state is _S.AWAY:
+                self._process_ended(actor, actor.reason, now)
+            elif actor.ends_for:
+                self._end_now(actor, actor.ends_for)
+        if actor.not_before is None and actor.claimed_by is None:
+            self._timed.pop(actor.spec.actor, None)
+
+    def _answer(self, now: float) -> None:
+        """Answer the questions for names, and for actors that may have ended (A7)."""
+        is_silent = now < self._silent_until
+        searches, self._searches = self._searches, []
+        for peer, search in searches:
+            actor = self.actors.get(self._names.get(search.name, -1))
+            if actor is not None and (actor.incarnation or actor.not_before is None):
+                reply = ActorFound(search.request, actor.spec.actor, actor.spec.cls)
+                self._effects.append(Send(peer, reply))
+            elif is_silent:
+                self._searches.append((peer, search))
+            else:
+                self._effects.append(Send(peer, ActorFound(search.request, 0)))
+        if is_silent:
+            return
+        for number in [n for n in self._watchers if n not in self.actors]:
+            unknown = ActorChanged(number, _S.ENDED, reason="it has ended")
+            change = self._ends.get(number, unknown)
+            self._effects += [Send(peer, change) for peer in self._watchers.pop(number)]
+
+    # -- placement ---------------------------------------------------------------------------------
+
+    def _place_pending(self) -> None:
+        hosts = {
+            number: host
+            for number, host in self._hosts.items()
+            if host.member.peer is not None
+            and not host.member.leaving
+            and len(host.processes) < host.actors_max
+        }
+        groups: set[int] = set()
+        for actor in list(self._pending.values()):
+            if actor.not_before is not None or actor.ends_for or actor.state is not _S.PENDING:
+                continue
+            group = [actor]
+            if actor.spec.size > 1 and not actor.incarnation:
+                if actor.spec.group in groups:
+                    continue
+                groups.add(actor.spec.group)
+                group = [
+                    member
+                    for member in self._pending.values()
+                    if member.spec.group == actor.spec.group and not member.incarnation
+                ]
+            if self._place(group, hosts):
+                continue
+            for member in group:
+                if not member.waits_for:
+                    member.waits_for = member.reason = self._why_pending(member)
+                    self._report(member)
+
+    def _place(self, group: list[Actor], hosts: dict[int, Host]) -> bool:
+        """Place these actors, or none of them (A10). Return whether they were placed."""
+        if self._is_incomplete(group[0]) or any(a.not_before is not None for a in group):
+            return False
+        sizes = {number: len(host.processes) for number, host in hosts.items()}
+        numbers: list[int] = []
+        for actor in group:
+            rooms = [
+                (size, number)
+                for number, size in sizes.items()
+                if size < hosts[number].actors_max
+                and actor.spec.worker in ("", hosts[number].member.name)
+            ]
+            if not rooms:
+                return False
+            _, number = min(rooms)
+            sizes[number] += 1
+            numbers.append(number)
+        for actor, number in zip(group, numbers, strict=True):
+            actor.incarnation = self._next_incarnation
+            self._next_incarnation += 1
+            actor.host, actor.worker = number, hosts[number].member.name
+            hosts[number].processes[actor.incarnation] = actor.spec
+            del self._pending[actor.spec.actor]
+            actor.enter(_S.STARTING)
+            self._start(actor)
+        return True
+
+    def _is_incomplete(self, actor: Actor) -> bool:
+        """Return whether the group of an actor that was never placed lacks members."""
+        return not actor.incarnation and self._groups[actor.spec.group] < actor.spec.size
+
+    def _start(self, actor: Actor) -> None:
+        self._order(actor.host, StartActor(actor.spec, actor.incarnation, actor.restarts_left))
