@@ -439,6 +439,22 @@ def test_unfinished_work_keeps_actor(coordinator: ClusterCoordinator, tmp_path: 
 
 
 @pytest.mark.shares_cluster
+def test_argument_of_init_lives_with_its_actor(coordinator: ClusterCoordinator) -> None:
+    first = coordinator.actor(_Stage, coordinator.actor(_Stage, None))
+    gc.collect()
+    assert first.run(1).result(20) == 3
+
+
+class _Stage:
+    def __init__(self, following: Any) -> None:
+        self.following = following
+
+    async def run(self, number: int) -> int:
+        number += 1
+        return number if self.following is None else await self.following.run(number)
+
+
+@pytest.mark.shares_cluster
 def test_handle_elsewhere_does_not_keep_actor(
     cluster: zd.local_cluster, coordinator: ClusterCoordinator
 ) -> None:

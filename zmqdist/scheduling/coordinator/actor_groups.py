@@ -225,12 +225,13 @@ class ActorGroup:
     def _begin_again(self, ranks: list[int], group: int | None) -> None:
         members = list(self._members)
         for rank in ranks:
-            spec = self._actors.called(members[rank]).spec
+            called = self._actors.called(members[rank])
+            spec, uses = called.spec, called.uses
             assert spec is not None
             spec = replace(
                 spec, actor=secrets.randbits(62) | 1, group=spec.group if group is None else group
             )
-            members[rank] = self._actors.make_from(spec)
+            members[rank] = self._actors.make_from(spec, uses)
             self._actors.supervise(members[rank], self._member_changed)
         self._members = members
 

@@ -10,7 +10,7 @@ import secrets
 import threading
 import weakref
 from _thread import get_ident
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from msgspec.structs import replace
@@ -229,7 +229,7 @@ class Actors:
         runtime = self.runtime
         with self._lock:
             runtime.check_open()
-            packed, _, inputs = self._packed(trusted.pack, (cls, args, kwargs))
+            packed, uses, inputs = self._packed(trusted.pack, (cls, args, kwargs))
             if inputs:
                 raise errors.InvalidArgumentError(
                     f"a RemoteValue is among the arguments of the actor {cls.__name__}, which is "
@@ -246,11 +246,12 @@ class Actors:
                 rank=group[1],
                 size=group[2],
             )
-            return self.make_from(spec)
+            return self.make_from(spec, uses)
 
-    def make_from(self, spec: ActorSpec) -> ActorHandle:
-        """Make an actor from its checked spec."""
+    def make_from(self, spec: ActorSpec, uses: Sequence[Any]) -> ActorHandle:
+        """Make an actor from its checked spec. `uses` are the handles among its arguments."""
         called = CalledActor(spec.actor, spec.cls, spec)
+        called.uses = uses
         self.runtime.post_event(ActorMade(called))
         return self._handle(called, spec.methods)
 

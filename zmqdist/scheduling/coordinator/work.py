@@ -225,6 +225,7 @@ class CalledActor:
       receiving: the number of large results that are on the way.
       news_until: the time at which the calls that were sent end, because the connection was lost.
       is_dropped: whether the program holds no handle.
+      uses: the handles among the arguments of `__init__`, which live as long as this record.
     """
 
     __slots__ = (
@@ -245,6 +246,7 @@ class CalledActor:
         "restarts_left",
         "spec",
         "state",
+        "uses",
         "was_created",
         "worker",
     )
@@ -260,6 +262,7 @@ class CalledActor:
         self.calling: dict[int, MethodCall] = {}
         self.calling_bytes = self.receiving = 0
         self.news_until: float | None = None
+        self.uses: Sequence[Any] = ()
 
     def __repr__(self) -> str:
         return f"<actor {self.cls} {self.state.name} {self.incarnation}>"
