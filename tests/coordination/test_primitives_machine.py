@@ -206,6 +206,18 @@ def test_unconfirmed_items_of_dead_getters_return_in_order() -> None:
     ]
 
 
+def test_many_items_of_dead_getter_return_quickly() -> None:
+    keeper = Keeper.of_clients(A, B)
+    count = 20_000
+    for number in range(1, count + 1):
+        keeper.ask(A, number, "get", JOBS)
+    for number in range(1, count + 1):
+        keeper.ask(B, number, "put", JOBS, item=b"%d" % number)
+    keeper.tell(keeper.machine.lost(A))
+    for number in range(1, count + 1):
+        assert keeper.ask(B, count + number, "get", JOBS) == {f"b{count + number}": b"%d" % number}
+
+
 def test_confirmed_item_is_gone_with_its_getter() -> None:
     keeper = Keeper.of_clients(A, B)
     keeper.ask(B, 1, "put", JOBS, item=b"1")

@@ -240,9 +240,11 @@ class Primitives:
         record = self._clients.pop(client, None)
         if record is None:
             return []
-        # the waiting requests first, so that no request of this client is served
+        # The waiting requests first, so that no request of this client is served. The youngest items
+        # first, so that each returns to the front of its queue.
         requests = sorted(
-            record.requests.values(), key=lambda request: request.state is not RequestState.WAITING
+            record.requests.values(),
+            key=lambda request: (request.state is not RequestState.WAITING, -request.serial),
         )
         return [effect for request in requests for effect in self._end(request)]
 

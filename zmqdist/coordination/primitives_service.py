@@ -43,7 +43,7 @@ from zmqdist.coordination.primitives_machine import (
 )
 from zmqdist.coordination.replies import Effect, ReplyValue
 from zmqdist.errors import from_code
-from zmqdist.limits import QUEUE_ITEM_BYTES_MAX
+from zmqdist.limits import PRIMITIVE_REQUESTS_MAX, QUEUE_ITEM_BYTES_MAX
 from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.process_ends import watch_process_end
@@ -96,7 +96,7 @@ class PrimitivesService:
 
     def _open(self, call: PendingCall, client: int, pid: int, holds: Any) -> None:
         number_argument(client, "the number of a client")
-        restored = [_hold(hold) for hold in list_argument(holds, "a list of places")]
+        restored = [_hold(hold) for hold in _rows(holds)]
         self._clients[call.peer] = client, number_argument(pid, "a pid")
         (effect,) = self._machine.opened(call, client, restored, self._loop.now())
         if isinstance(effect, ReplyValue):
@@ -179,9 +179,16 @@ def _key(kind: Any, name: Any, size: Any) -> Key:
     return kind, name
 
 
+def _rows(value: Any) -> list[Any]:
+    """Return the items of a list that is no longer than the requests of a client."""
+    rows = list_argument(value, "a list")
+    if len(rows) > PRIMITIVE_REQUESTS_MAX:
+        raise invalid_argument(f"a list of at most {PRIMITIVE_REQUESTS_MAX} items", len(rows))
+    return rows
+
+
 def _numbers(value: Any) -> list[int]:
-    numbers = list_argument(value, "a list of numbers")
-    return [number_argument(number, "the number of a request") for number in numbers]
+    return [number_argument(number, "the number of a request") for number in _rows(value)]
 
 
 def _hold(value: Any) -> Hold:

@@ -281,6 +281,7 @@ HOSTILE: list[tuple[Any, ...]] = [
     ("renew", 1, 1, [], ["a"]),
     ("renew", 1, 1, [-1], []),
     ("renew", [], 1, [], []),
+    ("renew", 1, 1, [1] * (limits.PRIMITIVE_REQUESTS_MAX + 1), []),
     ("request", 1, 1, "steal", "lock", "l", 1, b"", None),
     ("request", 1, 1, ["acquire"], "lock", "l", 1, b"", None),
     ("request", 1, 1, "acquire", "door", "l", 1, b"", None),
@@ -305,7 +306,7 @@ HOSTILE: list[tuple[Any, ...]] = [
 ]
 
 
-@pytest.mark.parametrize("message", HOSTILE, ids=str)
+@pytest.mark.parametrize("message", HOSTILE, ids=lambda message: str(message)[:60])
 def test_hostile_message_is_refused(at: str, message: tuple[Any, ...]) -> None:
     client = ZmqClient(at, security=Credentials().client(at, "submit"))
     try:
@@ -390,6 +391,24 @@ def test_dropped_objects_keep_held_place(at: str) -> None:
     assert link.machine.hold(("lock", "l"), time.monotonic()) is not None
     del link
     zd.Lock("l", cluster=at).release()
+
+
+def test_forked_process_holds_nothing_of_its_parent(at: str) -> None:
+    lock, jobs = zd.Lock("l", cluster=at), zd.Queue("q", cluster=at)
+    with lock:
+        child = os.fork()
+        if not child:
+            outcome = 1
+            try:
+                if not lock.acquire(timeout=0.1):
+                    jobs.put(os.getpid())
+                    outcome = 0
+            finally:
+                os._exit(outcome)
+        assert jobs.get(timeout=20) == child
+        assert os.waitpid(child, 0)[1] == 0
+    with lock:
+        pass
 
 
 # -- in functions on workers -----------------------------------------------------------------------
