@@ -393,6 +393,26 @@ def test_dropped_objects_keep_held_place(at: str) -> None:
     zd.Lock("l", cluster=at).release()
 
 
+def counted(at: str) -> int:
+    with zd.Lock("l", cluster=at):
+        total = zd.Queue("n", cluster=at)
+        total.put(total.get(timeout=20) + 1)
+        return total.qsize()
+
+
+def test_tasks_share_lock_and_queue(at: str) -> None:
+    total = zd.Queue("n", cluster=at)
+    total.put(0)
+    with (
+        zd.Server.create_local_server() as one,
+        zd.Server.create_local_server() as two,
+        zd.Session(one.target) as first,
+        zd.Session(two.target) as second,
+    ):
+        assert [session.run(counted, at) for session in (first, second, first)] == [1, 1, 1]
+    assert total.get() == 3
+
+
 def test_forked_process_holds_nothing_of_its_parent(at: str) -> None:
     lock, jobs = zd.Lock("l", cluster=at), zd.Queue("q", cluster=at)
     with lock:
