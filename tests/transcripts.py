@@ -86,9 +86,9 @@ def check(path: Path, script: Script) -> None:
         assert present == text, "make transcripts writes it anew"
 
 
-def promises_of(module_doc: str | None) -> set[str]:
+def promises_of(module_doc: str | None, letter: str = "P") -> set[str]:
     """Return the numbers of the promises in the docstring of a machine."""
-    return {*re.findall(r"^    (P\d+) ", module_doc or "", re.MULTILINE)}
+    return {*re.findall(rf"^    ({letter}\d+) ", module_doc or "", re.MULTILINE)}
 
 
 def promises_shown(paths: Iterable[Path]) -> set[str]:

@@ -10,6 +10,9 @@ other line is one event of the program, or one message of the dispatcher.
 An attempt is written as work/attempt. Attempts of a later submission, retry or recomputation begin
 with its number: 1/2:3 is the third attempt after the first of submission 2 of work 1. The payload
 of a result is its attempt in this form, so that a line shows which attempt a value came from.
+
+Actors have numbers. `call` schedules calls, of which `bytes=` is the size of the arguments. `changed`
+is what the dispatcher says of an actor, `outcomes` are results of its calls.
 """
 
 from __future__ import annotations
@@ -18,19 +21,30 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from queue import SimpleQueue
 from typing import Any, Final
 
 from tests import transcripts
 from tests.transcripts import FUNCTION, number_and_attempt
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import (
+    ITEM,
     KEPT,
     SUBMISSION_SHIFT,
+    ActorChanged,
+    ActorFound,
+    ActorKnown,
+    ActorsOwned,
+    ActorSpec,
     Begun,
+    CancelActorCalls,
     CancelWork,
     CoordinatorRegistered,
+    CreateActor,
     Define,
+    DropActor,
     EndRound,
+    FindActor,
     Forget,
     Members,
     Message,
@@ -40,15 +54,28 @@ from zmqdist.messages import (
     Results,
     RoundEnded,
     StartsLost,
+    StreamCredit,
+    WatchActor,
     Workers,
 )
 from zmqdist.scheduling.coordinator.affinity import MembersChanged
 from zmqdist.scheduling.coordinator.coordinator_events import (
+    ActorConnected,
+    ActorDisconnected,
+    ActorKilled,
+    ActorMade,
+    ActorReported,
+    ActorSearched,
+    ActorSought,
+    ActorWatched,
     BulkArrived,
     BulkUnreachable,
+    CallsEnded,
     CancelRequested,
+    ConnectActor,
     CoordinatorRefused,
     DecideRetry,
+    DisconnectActor,
     DispatcherDown,
     DispatcherUp,
     Effect,
@@ -59,6 +86,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     Free,
     FunctionsDefined,
     FunctionsDropped,
+    HandlesDropped,
     KeepInput,
     KeptDropped,
     PackingFailed,
@@ -69,6 +97,9 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     RoundRefused,
     RoundSettled,
     Scheduled,
+    SendCalls,
+    SendToActor,
+    StreamTaken,
     SubmitWork,
     TakeBackRequested,
     ValueLost,
@@ -77,6 +108,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
 from zmqdist.scheduling.coordinator.machine import DISPATCHER, CoordinatorMachine
 from zmqdist.scheduling.coordinator.options import PLAIN, Retries, WorkOptions
 from zmqdist.scheduling.coordinator.work import (
+    ACTOR_LOST,
     ATTEMPTED,
     AWAITING_RESULT,
     IN_PROGRAM,
@@ -86,11 +118,14 @@ from zmqdist.scheduling.coordinator.work import (
     TRANSITIONS,
     UNAVAILABLE,
     UNFINISHED,
+    CalledActor,
     Extra,
     KeptAt,
+    MethodCall,
     State,
     Work,
 )
+from zmqdist.scheduling.shared.actors import ActorState
 
 KINDS: Final = {
     **transcripts.KINDS,
@@ -98,9 +133,15 @@ KINDS: Final = {
     "unavailable": UNAVAILABLE,
     "input-failed": INPUT_FAILED,
     "timed-out": TIMED_OUT,
+    "actor-lost": ACTOR_LOST,
+    "item": ITEM,
 }
 KIND_NAMES: Final = {kind: name for name, kind in KINDS.items()}
 
+
+ACTOR_EVENTS: Final = frozenset(
+    {"make", "watch", "handles-dropped", "kill", "connected", "disconnected", "outcomes"}
+)
 
 STATE_SLOT: Any = vars(Work)["state"]
 
@@ -136,12 +177,14 @@ class Script:
     """The machine of one transcript, its work items and the time."""
 
     def __init__(self) -> None:
-        self.works: dict[int, WatchedWork] = {}
+        self.works: dict[int, Work] = {}
+        self.actors: dict[int, CalledActor] = {}
         self.now = 0.0
         self.machine = self.new_machine({})
 
     def new_machine(self, options: dict[str, str]) -> CoordinatorMachine:
         self.works.clear()
+        self.actors.clear()
         self.now = 0.0
         return CoordinatorMachine(
             coordinator=5,
@@ -178,6 +221,15 @@ class Script:
                 for work in self.works.values():
                     if not words or str(work.number) in words:
                         yield f"{work.number} {work.state.name} {attempt_text(work.attempt)}"
+            case "actors":
+                for actor in self.actors.values():
+                    words = [f"{actor.number} {actor.state.name} incarnation={actor.incarnation}"]
+                    words += ["connected"] if actor.is_connected else []
+                    words += [f"bytes={actor.calling_bytes}"] if actor.calling_bytes else []
+                    words += (
+                        [f"calling={','.join(map(str, actor.calling))}"] if actor.calling else []
+                    )
+                    yield " ".join(words)
             case "show":
                 yield " ".join(f"{name}={self.shown(name)}" for name in words)
             case _:
@@ -233,6 +285,12 @@ class Script:
                 return BulkUnreachable(*number_and_attempt(words[0]), "no route")
             case "kept-dropped":
                 return KeptDropped(numbers)
+            case "taken":
+                call = self.works[numbers[0]]
+                assert isinstance(call, MethodCall)
+                return StreamTaken(call, numbers[1])
+            case "seek":
+                return ActorSought(numbers[0], "".join(words[1:]))
             case "value-lost":
                 number, attempt = number_and_attempt(words[0])
                 return ValueLost(self.works[number], attempt)
@@ -243,7 +301,55 @@ class Script:
                 return RetryDecided(asked, command == "retry", draw)
             case "tick":
                 return Ticked()
+            case "call":
+                calls = [call for group in groups for call in self.new_calls(group)]
+                return Scheduled(sorted(calls, key=lambda call: call.number))
+            case _ if command in ACTOR_EVENTS:
+                return self.actor_event(command, groups)
         return Heard(DISPATCHER, self.message(command, groups))
+
+    def actor_event(self, command: str, groups: list[list[str]]) -> Event:
+        (first, *words), *others = groups
+        options, number = options_of(words), int(first)
+        actor = self.actors.get(number)
+        if actor is None:
+            actor = self.actors[number] = CalledActor(number, "A")
+        match command:
+            case "make":
+                actor.spec = ActorSpec(number, "A", b"", 0 if "detached" in options else 5)
+                return ActorMade(actor)
+            case "watch":
+                return ActorWatched(actor)
+            case "handles-dropped":
+                return HandlesDropped([int(word) for word in (first, *words)])
+            case "kill":
+                return ActorKilled(number, " ".join(words))
+            case "connected":
+                return ActorConnected(actor)
+            case "disconnected":
+                return ActorDisconnected(actor, " ".join(words))
+            case "outcomes":
+                return CallsEnded(actor, [result(*group) for group in others])
+        raise ValueError(f"no such input: {command}")
+
+    def new_calls(self, words: list[str]) -> list[MethodCall]:
+        options = options_of(words)
+        actor = self.actors[int(options["actor"])]
+        numbers = [int(word) for word in words if word.isdecimal()]
+        calls = [
+            MethodCall(n, actor, "m", "A.m", b"x" * int(options.get("bytes", 0))) for n in numbers
+        ]
+        for call in calls:
+            if options.keys() & {"until", "inputs"}:
+                call.extra = Extra(
+                    WorkOptions(detached=True),
+                    until=float(options["until"]) if "until" in options else None,
+                    inputs=[self.works[int(n)] for n in options.get("inputs", "").split(",") if n],
+                )
+            if "stream" in options:
+                call.items = SimpleQueue()
+            self.works[call.number] = call
+        return calls
 
     def message(self, command: str, groups: list[list[str]]) -> Message:
         words = groups[0] if groups else []
@@ -263,6 +369,18 @@ class Script:
                 return Workers(int(words[0]))
             case "round-ended":
                 return RoundEnded(int(words[0]) if words else self.machine.wire_round)
+            case "changed":
+                return ActorChanged(
+                    int(words[0]),
+                    ActorState[words[1].upper()],
+                    int(options.get("incarnation", 0)),
+                    int(options.get("left", 0)),
+                    options.get("at", ""),
+                    reason=options.get("reason", ""),
+                    error=options.get("error", "").encode(),
+                )
+            case "found":
+                return ActorFound(int(words[0]), int(options.get("actor", 0)))
             case "members":
                 members = [re.fullmatch(r"([+-])(.*?)(?:#(\d+))?(?:=(.*))?", w) for w in words]
                 left = [m for m in members if m and m[1] == "-"]
@@ -343,6 +461,18 @@ class Script:
                 yield " ".join(["members", *(words or ["none"])])
             case WorkBegun(numbers):
                 yield f"begun {' '.join(map(str, numbers))}"
+            case ConnectActor(actor):
+                yield f"connect {actor.number} at {actor.address}"
+            case DisconnectActor(actor):
+                yield f"disconnect {actor.number}"
+            case SendCalls(actor, calls):
+                yield f"to {actor.number}: calls {numbers_text([call.number for call in calls])}"
+            case SendToActor(actor, message):
+                yield f"to {actor.number}: {message_line(message)}"
+            case ActorReported(actor, state, reason):
+                yield f"report {actor.number} {state.name}" + f" ({reason})" * bool(reason)
+            case ActorSearched(answer):
+                yield f"searched {answer.request} {answer.actor or 'none'}"
 
     def resolve(self, work: Work, kind: int, payload: Any) -> str:
         """Do what the runtime does with a resolved work item, and return what the line says."""
@@ -355,6 +485,8 @@ class Script:
             payload = f"at {attempt_text(payload.attempt)}" + " lineage" * payload.lineage
         elif isinstance(payload, bytes):
             payload = payload.decode()
+        elif kind == ACTOR_LOST:
+            payload = f"({payload[0]}) {'MAYBE' if payload[1] else 'NOT'} EXECUTED"
         elif kind == LOST:
             payload = ", ".join(
                 f"start {attempt_text(attempt)} at {worker}"
@@ -388,7 +520,8 @@ class Script:
         uses = Counter(
             work.function
             for work in works
-            if work.state is not State.ABANDONED
+            if not isinstance(work, MethodCall)
+            and work.state is not State.ABANDONED
             and (work.state is not State.KEPT or (work.extra and work.extra.lineage))
         )
         assert +Counter(machine._uses) == uses  # reach: a function that is never forgotten
@@ -404,6 +537,35 @@ class Script:
             if work.extra is not None and not needs_inputs:
                 links = (work.extra.inputs, work.extra.used, work.extra.missing)
                 assert not any(links), f"{work} holds other records"
+        self.check_calls()
+
+    def check_calls(self) -> None:
+        called = self.machine.actors
+        assert not called._touched, "an actor is not looked at"  # reach: a call that waits for ever
+        calls = [work for work in self.works.values() if isinstance(work, MethodCall)]
+        for actor in self.actors.values():
+            own = [call for call in calls if call.actor is actor]
+            calling = {call.number: call for call in own if call.state is State.CALLING}
+            assert actor.calling == calling
+            assert actor.calling_bytes == sum(len(call.payload) for call in calling.values())
+            waiting = [call for call in own if call.state in (State.WAITING, State.HELD)]
+            assert [call for call in actor.queue if call.state in UNFINISHED] == waiting
+            assert not actor.queue or actor.queue[0].state in UNFINISHED
+            assert actor.receiving >= sum(call.state is State.RECEIVING for call in own)
+            assert actor.is_connected <= bool(actor.address)
+            is_needed = actor.holders or actor.queue or actor.calling or actor.receiving
+            if actor.number in called.actors:
+                assert not self.machine.registered or is_needed, f"{actor} is kept"
+            else:
+                assert not is_needed, f"{actor} is forgotten"
+                assert not actor.address
+
+
+def numbers_text(numbers: list[int]) -> str:
+    """Return numbers as words; many of them in a row as the first and the last."""
+    if len(numbers) > 4 and numbers == [*range(numbers[0], numbers[-1] + 1)]:
+        return f"{numbers[0]}..{numbers[-1]}"
+    return " ".join(map(str, numbers))
 
 
 def options_of(words: Iterable[str]) -> dict[str, str]:
@@ -447,4 +609,21 @@ def message_line(message: object) -> str:
             return f"end-round {number}"
         case ResultReceived(items, keep):
             return f"receipt {texts_of(items)}" + " keep" * keep
+        case CreateActor(spec, incarnation, left, may_live):
+            words = [f"create {spec.actor} incarnation={incarnation} left={left}"]
+            return " ".join(words + ["may-live"] * may_live)
+        case ActorsOwned(numbers):
+            return f"owned {' '.join(map(str, numbers)) or 'none'}"
+        case DropActor():
+            return f"drop {message.actor} ({message.reason})"
+        case WatchActor(number, stop):
+            return f"{'unwatch' if stop else 'watch'} {number}"
+        case FindActor(request, name):
+            return f"find {request} {name}"
+        case ActorKnown(number, incarnation):
+            return f"known {number} incarnation={incarnation}"
+        case CancelActorCalls(items):
+            return f"cancel {texts_of(items)}"
+        case StreamCredit(number, count):
+            return f"credit {number} {count}"
     raise AssertionError(f"an unknown message: {message}")

@@ -197,6 +197,8 @@ class Actors:
         self._requests = itertools.count(1)
         self._searches: dict[int, tuple[threading.Event, list[ActorFound]]] = {}
         self._held: weakref.WeakValueDictionary[int, _Held] = weakref.WeakValueDictionary()
+        self._called: weakref.WeakValueDictionary[int, CalledActor] = weakref.WeakValueDictionary()
+        """Each actor has one record, also if a handle comes while calls of dropped handles run."""
         self._lock = threading.Lock()
         self._supervisors: dict[int, Supervise] = {}
         runtime.listeners.on_actor_found = self._found
@@ -302,11 +304,12 @@ class Actors:
         held = self._held.get(number)
         if held is not None:
             return ActorHandle(held, methods)
-        called = CalledActor(number, cls)
+        called = self._called.get(number) or CalledActor(number, cls)
         self.runtime.post_event(ActorWatched(called))
         return self._handle(called, methods)
 
     def _handle(self, called: CalledActor, methods: dict[str, int]) -> ActorHandle:
+        self._called[called.number] = called
         held = self._held[called.number] = _Held(self, called)
         return ActorHandle(held, methods)
 

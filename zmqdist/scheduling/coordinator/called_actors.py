@@ -115,26 +115,28 @@ class CalledActors:
     def made(self, actor: CalledActor) -> None:
         """The program has made an actor."""
         self.actors[actor.number] = actor
+        actor.holders += 1
         if self._machine.registered:
             self._create(actor)
 
     def watched(self, actor: CalledActor) -> None:
-        """The program has a handle of an actor that another has made."""
+        """The program has a handle of an actor that it had not, or not any more."""
+        actor.holders += 1
+        is_new = actor.number not in self.actors
         self.actors[actor.number] = actor
-        if self._machine.registered:
+        if is_new and self._machine.registered and actor.state is not ActorState.ENDED:
             self._machine._send(WatchActor(actor.number))
 
     def handles_dropped(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            actor = self.actors.get(number)
-            if actor is not None:
-                actor.is_dropped = True
-                self._touched[actor] = None
+            actor = self.actors[number]
+            actor.holders -= 1
+            self._touched[actor] = None
 
     def killed(self, number: int, reason: str) -> None:
         """The program ends an actor."""
-        actor = self.actors.get(number)
-        if actor is not None and self._machine.registered:
+        self.actors[number].end_reason = reason
+        if self._machine.registered:
             self._machine._send(DropActor(number, reason))
 
     def find(self, request: int, name: str) -> None:
@@ -228,15 +230,24 @@ class CalledActors:
             self._machine._effects.append(SendToActor(actor, ResultReceived([(number, attempt)])))
 
     def send_calls(self) -> bool:
-        """Send the calls that may be sent (K1, K5), and drop the actors that nobody needs (K6).
+        """Send the calls that may be sent (K1, K5), and drop the actors that are not needed (K6).
         Return whether that has ended calls, so that there may be more to do."""
         touched, self._touched = self._touched, {}
         for actor in touched:
             if actor.queue:
                 self._send_calls_of(actor)
-            if actor.is_dropped and not (actor.queue or actor.calling or actor.receiving):
+            if actor.number in self.actors and not self._is_needed(actor):
                 self._drop(actor)
         return bool(self._touched)
+
+    def _is_needed(self, actor: CalledActor) -> bool:
+        if actor.holders or actor.queue or actor.calling or actor.receiving:
+            return True
+        if self._machine.registered or actor.state is ActorState.ENDED:
+            return False
+        # the next dispatcher must hear of it first
+        is_unmade = actor.spec is not None and not actor.spec.owner and not actor.was_created
+        return is_unmade or bool(actor.end_reason)
 
     def _send_calls_of(self, actor: CalledActor) -> None:
         queue, calling = actor.queue, actor.calling
@@ -283,7 +294,7 @@ class CalledActors:
         if actor.calling:
             # the actor has dropped them, because their connection was lost
             self._end_sent_calls(actor, "the connection to its process was lost")
-        actor.is_connected = True
+        actor.is_connected, actor.news_until = True, None
         self._touched[actor] = None
 
     def disconnected(self, actor: CalledActor, problem: str, now: float) -> None:
@@ -316,6 +327,10 @@ class CalledActors:
                 self._machine._send(WatchActor(actor.number))
         for actor in owned:
             self._create(actor)
+        for actor in self.actors.values():
+            self._touched[actor] = None
+            if actor.end_reason and actor.state is not ActorState.ENDED:
+                self._machine._send(DropActor(actor.number, actor.end_reason))
         for request, name in self._searches.items():
             self._machine._send(FindActor(request, name))
 
@@ -368,10 +383,13 @@ class CalledActors:
     def _drop(self, actor: CalledActor) -> None:
         del self.actors[actor.number]
         if actor.address:
+            actor.address, actor.is_connected = "", False
             self._machine._effects.append(DisconnectActor(actor))
+        # a handle that comes back from elsewhere does not make the actor again
+        spec, actor.spec = actor.spec, None
         if not self._machine.registered or actor.state is ActorState.ENDED:
             return  # the next registration does not name it
-        if actor.spec is None or not actor.spec.owner:
+        if spec is None or not spec.owner:
             self._machine._send(WatchActor(actor.number, stop=True))
         else:
             self._machine._send(DropActor(actor.number, "its program holds no handle any more"))

@@ -21,7 +21,7 @@ Promises, checked by tests/scheduling/coordinator/transcripts and tests/sim
     P5  lost starts are counted over all dispatchers: work that crashes its process fails after
         `attempts_max` lost starts
     P6  without a dispatcher, or without any worker, for `lost_limit_s` all unfinished work is
-        resolved as unavailable
+        resolved as unavailable, but for calls that their actors can finish
     P7  the coordinator, the dispatcher and the workers drop a function once no unfinished work uses
         it and the program's cache of functions has dropped it
     P8  if a worker is to keep a bulk result, the work is resolved with a reference; when the
@@ -423,6 +423,8 @@ class CoordinatorMachine:
                 work.move(FAILED)
             case Ticked():
                 self._tick()
+        if self._refusal is not None and self.works:
+            self._fail_all(self._refusal)
         while True:
             if self.actors.send_calls():
                 continue
@@ -436,8 +438,6 @@ class CoordinatorMachine:
                 self._input_ended(work, succeeded)
             elif work.state is State.VALUE_LOST and not self.ending:
                 self._recompute(work)
-        if self._refusal is not None and self.works:
-            self._fail_all(self._refusal)
         self._flush()
         self._effects = []
         return effects
@@ -652,9 +652,10 @@ class CoordinatorMachine:
         self._effects.append(RoundSettled(number))
         for work in list(self.works.values()):
             if work.state is State.VALUE_LOST:
-                if work.with_extra().is_dropped:
+                extra = work.with_extra()
+                if extra.is_dropped and not extra.dependents:
                     self._discard(work)
-                elif work.with_extra().is_requested:
+                elif extra.is_requested or extra.dependents:  # calls, which outlive the round
                     self._followups.append((work, None))
 
     # -- inputs, retries and lost values -----------------------------------------------------------
@@ -719,17 +720,17 @@ class CoordinatorMachine:
     def _input_ended(self, source: Work, succeeded: bool) -> None:
         """If this input failed, fail the work items that wait for it. If it succeeded, queue those
         that wait for no other input."""
-        if not succeeded and self.ending:
-            return  # they end with the round
         extra = source.with_extra()
         dependents, extra.dependents = extra.dependents, NO_DEPENDENTS
         for work in dependents:
             missing = work.with_extra().missing
             missing.discard(source)
+            ends_with_round = self.ending and not work.is_detached
             if not succeeded:
-                self._finish(work, INPUT_FAILED, source.number)
+                if not ends_with_round:
+                    self._finish(work, INPUT_FAILED, source.number)
             elif not missing:
-                if self.ending:
+                if ends_with_round:
                     self._suspend_recomputation(work)
                 else:
                     self._begin(work)
@@ -1096,6 +1097,8 @@ class CoordinatorMachine:
             if work.state in ATTEMPTED or work.state in RETRYING:
                 self._finish(work, UNAVAILABLE, problem, abandon=work.is_detached)
         self.actors.give_up(problem)
+        # calls of actors that are connected go on
+        self._without_cluster_since = self._now
         if self.ending:
             self._round_ended()
         else:

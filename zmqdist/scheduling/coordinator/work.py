@@ -224,19 +224,22 @@ class CalledActor:
       calling: the calls that were sent and have not ended, by number.
       receiving: the number of large results that are on the way.
       news_until: the time at which the calls that were sent end, because the connection was lost.
-      is_dropped: whether the program holds no handle.
       uses: the handles among the arguments of `__init__`, which live as long as this record.
+      holders: how many objects of the program keep the actor.
+      end_reason: why the program ends the actor; "" if it does not.
     """
 
     __slots__ = (
+        "__weakref__",
         "address",
         "calling",
         "calling_bytes",
         "cls",
+        "end_reason",
         "error",
+        "holders",
         "incarnation",
         "is_connected",
-        "is_dropped",
         "key",
         "news_until",
         "number",
@@ -255,12 +258,12 @@ class CalledActor:
         self.number, self.cls, self.spec = number, cls, spec
         self.state = ActorState.PENDING
         self.incarnation, self.restarts_left = 0, -1
-        self.address = self.worker = self.reason = ""
+        self.address = self.worker = self.reason = self.end_reason = ""
         self.key = self.error = b""
-        self.is_connected = self.is_dropped = self.was_created = False
+        self.is_connected = self.was_created = False
         self.queue: deque[MethodCall] = deque()
         self.calling: dict[int, MethodCall] = {}
-        self.calling_bytes = self.receiving = 0
+        self.calling_bytes = self.receiving = self.holders = 0
         self.news_until: float | None = None
         self.uses: Sequence[Any] = ()
 
