@@ -521,8 +521,8 @@ def test_detached_actor_outlives_its_program(
 
 def test_killed_actor_ends_its_calls(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
     counter = coordinator.actor(Counter)
+    counter.add(1).result(20)
     running = counter.wait_for(str(tmp_path / "never"))
-    until(lambda: "live" in repr(counter))
     coordinator.kill(counter)
     with pytest.raises(errors.ActorLostError) as raised:
         running.result(20)

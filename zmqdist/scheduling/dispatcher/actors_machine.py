@@ -615,7 +615,9 @@ class ActorDirectory:
         for peer, search in searches:
             actor = self.actors.get(self._names.get(search.name, -1))
             if actor is not None and (actor.incarnation or actor.not_before is None):
-                reply = ActorFound(search.request, actor.spec.actor, actor.spec.cls)
+                reply = ActorFound(
+                    search.request, actor.spec.actor, actor.spec.cls, actor.spec.methods
+                )
                 self._effects.append(Send(peer, reply))
             elif is_silent:
                 self._searches.append((peer, search))

@@ -71,6 +71,7 @@ def test_killed_actor_under_calls(address: str, start_worker: StartWorker, tmp_p
         for _ in range(5):
             pid = until(lambda: _pid_of(recorder))
             values += [recorder.record(len(values) + n) for n in range(CALLS // 5)]
+            until(values[-CALLS // 10].done)
             os.kill(pid, signal.SIGKILL)
         ends = check_calls(values, tmp_path / "calls")
     assert ends["right"] > 0
