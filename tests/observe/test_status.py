@@ -96,6 +96,28 @@ def test_record_as_aligned_tables() -> None:
     ]
 
 
+def test_resources_and_what_waits_for_them_are_shown() -> None:
+    full = record(
+        workers=[worker(resources={"gpu": (1.5, 2.0), "licence": (0.0, 1.0)}), worker(name="w:1")],
+        demands=[
+            {"request": "gpu 2", "worker": "", "waiting": 1200, "why": "all is in use"},
+            {"request": "x 1", "worker": "worker:0", "waiting": 1, "why": "no worker has so much"},
+        ],
+    )
+    assert status.resources(full).lines() == [
+        "resources in use",
+        "  name      in use",
+        "  worker:0  gpu 1.5 of 2, licence 0 of 1",
+    ]
+    assert status.demands(full).lines() == [
+        "functions that wait for resources",
+        "  waiting  each needs  pinned to  why",
+        "    1,200  gpu 2                  all is in use",
+        "        1  x 1         worker:0   no worker has so much",
+    ]
+    assert status.demands(full).lines()[0] in status.lines(full)
+
+
 def test_launched_cluster_shows_size() -> None:
     none = {"starting": [], "leaving": [], "failed": []}
     fixed = {"wanted": 2, "min": None, "max": None, "idle_s": None, **none}

@@ -6,7 +6,7 @@ Names, hosts and reasons are texts of other processes. The functions therefore r
 characters in these texts, and shorten long texts.
 
 Keys of the record (see DispatchServer): address, pid, queued, workers, scaling (None without a
-launcher), coordinators, data, losses_count, losses, slot_deaths, last_slot_death, relayed, dropped,
+launcher), coordinators, demands, data, losses_count, losses, slot_deaths, last_slot_death, relayed, dropped,
 refused_handshakes. All durations are in seconds.
 """
 
@@ -112,9 +112,16 @@ def size(status: Status) -> list[str]:
 
 
 def tables(status: Status) -> list[Table]:
-    """Return those tables of a record that have rows: workers, coordinators, jobs of the data
-    service, and lost workers."""
-    candidates = (workers(status), coordinators(status), jobs(status), losses(status))
+    """Return those tables of a record that have rows: workers and their resources, coordinators,
+    waiting requests for resources, jobs of the data service, and lost workers."""
+    candidates = (
+        workers(status),
+        resources(status),
+        coordinators(status),
+        demands(status),
+        jobs(status),
+        losses(status),
+    )
     return [table for table in candidates if table.rows]
 
 
@@ -232,6 +239,44 @@ def coordinators(status: Status) -> Table:
                 ),
             )
             for row in status["coordinators"]
+        ),
+    )
+
+
+def resources(status: Status) -> Table:
+    """Return a table with a row for each worker that has resources: what is in use of what."""
+    return Table(
+        "resources in use",
+        ("name", "in use"),
+        tuple(
+            (
+                printable(row["name"]),
+                printable(
+                    ", ".join(
+                        f"{name} {used:g} of {total:g}"
+                        for name, (used, total) in row["resources"].items()
+                    )
+                ),
+            )
+            for row in status["workers"]
+            if row.get("resources")
+        ),
+    )
+
+
+def demands(status: Status) -> Table:
+    """Return a table with a row for each request for resources for which functions wait."""
+    return Table(
+        "functions that wait for resources",
+        (">waiting", "each needs", "pinned to", "why"),
+        tuple(
+            (
+                f"{row['waiting']:,}",
+                printable(row["request"]),
+                printable(row["worker"]),
+                printable(row["why"]),
+            )
+            for row in status.get("demands", ())
         ),
     )
 

@@ -66,7 +66,7 @@ def test_release_at_random_leaves_everything_free(stocks: Stocks) -> None:
             stocks.release("w0", grants.pop(rng.randrange(len(grants))))
     while grants:
         stocks.release("w0", grants.pop())
-    assert stocks.used("w0") == {"gpu": 0, "memory_gb": 0}
+    assert stocks.figures("w0") == {"gpu": (0, 2), "memory_gb": (0, 8)}
     assert stocks.reserve("w0", GPU2) == Grant(GPU2, (0, 1))
 
 

@@ -28,10 +28,13 @@ from zmqdist.messages import (
     StealRequest,
     Submit,
 )
+from zmqdist.scheduling.dispatcher.demands import Demands
 from zmqdist.scheduling.dispatcher.machine import Broker, Dispatch
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member, MemberLost, Membership
 from zmqdist.scheduling.dispatcher.placement import Placement
 from zmqdist.scheduling.dispatcher.records import CoordinatorSession, Lease, LeaseState
+from zmqdist.scheduling.dispatcher.resources import Ledger, Stocks
+from zmqdist.scheduling.shared.quantities import Grant
 from zmqdist.scheduling.worker.machine import WorkerMachine
 from zmqdist.scheduling.worker.records import WaitingWork
 from zmqdist.scheduling.worker.worker_events import (
@@ -105,7 +108,50 @@ def unsent(kind: type) -> Callable[..., list[Send]]:
     ]
 
 
+def first_devices(former: Any, self: Ledger, amount: int) -> tuple[int, ...]:
+    devices: tuple[int, ...] = former(self, amount)
+    return tuple(range(len(devices)))
+
+
+def granted_twice(former: Any, self: Stocks, worker: str, *args: Any) -> Grant | None:
+    grant: Grant | None = former(self, worker, *args)
+    if grant is not None:
+        self.release(worker, grant)
+    return grant
+
+
 BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
+    (
+        "what an ended lease has is not free again",
+        around(Stocks, "release", lambda *args, **options: None),
+        ("dispatch P7", "dispatch P19"),
+    ),
+    ("resources are granted twice", around(Stocks, "reserve", granted_twice), "dispatch P19"),
+    (
+        "devices are granted twice",
+        around(Ledger, "devices_for", first_devices),
+        ("dispatch P19", "worker P11"),
+    ),
+    (
+        "a worker is kept free for ever",
+        around(Stocks, "drop_claim", lambda former, self, claimant: None),
+        "dispatch P7",
+    ),
+    (
+        "work that no worker could run waits for ever",
+        around(Demands, "judge", lambda former, self, now: ([], [])),
+        ("dispatch P7", "dispatch P20"),
+    ),
+    (
+        "work fails for want of resources that a worker has",
+        around(Stocks, "can_ever", lambda former, self, request, worker="": False),
+        "dispatch P20",
+    ),
+    (
+        "a worker has all functions see all devices",
+        heard(WorkerMachine, Assign, lambda assign: replace(assign, grants=[])),
+        "worker P11",
+    ),
     (
         "the leases of a lost worker are forgotten",
         around(Placement, "put_back", only_the_returned),
@@ -244,3 +290,19 @@ def test_simulation_finds_bug(
 ) -> None:
     plant(monkeypatch)
     expect_report(first_complaint, SEEDS_MAX, bug, promise)
+
+
+def test_simulation_finds_that_resources_of_threads_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only threads go on with what an earlier dispatcher has assigned."""
+    heard(Broker, Register, lambda register: replace(register, grants=[]))(monkeypatch)
+
+    def complaint(seed: int) -> str | None:
+        try:
+            simulate(seed, works=30, faults=12, can_kill=False)
+        except AssertionError as error:
+            return str(error)
+        return None
+
+    expect_report(complaint, SEEDS_MAX, "what threads still use is forgotten", "dispatch P19")

@@ -556,7 +556,7 @@ class SimCluster:
         assert snapshot.queued == 0, "dispatch P7: work waits at the end"
         stocks = self.broker.dispatch.placement.demands.stocks
         for row in snapshot.workers:
-            used = {name: amount for name, amount in stocks.used(row.name).items() if amount}
+            used = {name: use for name, (use, _) in stocks.figures(row.name).items() if use}
             assert not used, f"dispatch P19: {row.name} has {used} in use at the end"
             assert row.leases == 0, f"dispatch P1: {row.name} has leases at the end"
         for session in snapshot.coordinators:

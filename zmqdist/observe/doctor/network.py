@@ -266,6 +266,15 @@ def _of_dispatcher(subject: str, client: ZmqClient, timeout_s: float) -> Iterato
             "look for them in the log of that worker, and in the kernel's for processes "
             "that took too much memory",
         )
+    for row in record.get("demands", ()):
+        if row["why"] == "no worker has so much":
+            yield warning(
+                subject,
+                f"{plural(row['waiting'], 'function waits', 'functions wait')} for "
+                f"{printable(row['request'])}, and no worker has so much",
+                "start a worker with --resource, or ask for less (zmqdist status says what there "
+                "is)",
+            )
     if relayed := record.get("relayed"):
         yield warning(
             subject,

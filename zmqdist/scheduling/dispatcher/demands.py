@@ -22,6 +22,7 @@ Not here: what the workers have (resources.py), and the leases (placement.py).
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from dataclasses import dataclass
 
 from zmqdist.events import Send
 from zmqdist.limits import BATCH_ITEMS_MAX
@@ -30,8 +31,28 @@ from zmqdist.scheduling.dispatcher.records import SessionQueue, WorkerLoad
 from zmqdist.scheduling.dispatcher.resources import Stocks
 from zmqdist.scheduling.shared.quantities import Grant, amounts_text
 
+ROWS_MAX = 32
+"""The largest number of queues in a snapshot."""
+
 TOLD_WORKS_MAX = 8
 """The largest number of waiting items that a message names when no worker can run them."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemandRow:
+    """The work of one session that waits for the same resources, in a snapshot.
+
+    Attributes:
+      request: what each item needs, as text.
+      worker: the worker to which the work is pinned, or "".
+      waiting: the number of items.
+      why: why they wait.
+    """
+
+    request: str
+    worker: str
+    waiting: int
+    why: str
 
 
 class Demands:
@@ -166,6 +187,28 @@ class Demands:
                 effect for queue in ended for effect in self._told(queue, queue.count, final=True)
             ]
         return effects, ended
+
+    def rows(self) -> tuple[DemandRow, ...]:
+        """Return a row for each of the first ready queues."""
+        keepers = {keeper: worker for worker, keeper in self.stocks.kept.items()}
+        return tuple(
+            DemandRow(
+                amounts_text(queue.request),
+                queue.worker,
+                queue.count,
+                "no worker has so much"
+                if queue in self._unmet
+                else f"{keepers[queue]} is kept free for it"
+                if queue in keepers
+                else f"{queue.worker} is away"
+                if queue.worker and not self._is_here(queue.worker)
+                else "all is in use",
+            )
+            for queue in [*self.ready][:ROWS_MAX]
+        )
+
+    def _is_here(self, worker: str) -> bool:
+        return worker in self._loads and self._loads[worker].reachable
 
     def _told(self, queue: SessionQueue, count: int, *, final: bool) -> list[Send]:
         works = [

@@ -125,6 +125,7 @@ from zmqdist.messages import (
     Workers,
 )
 from zmqdist.scheduling.dispatcher.actors_machine import ActorDirectory, ActorRow
+from zmqdist.scheduling.dispatcher.demands import DemandRow
 from zmqdist.scheduling.dispatcher.membership_and_leases import (
     Member,
     MemberLost,
@@ -869,6 +870,7 @@ class WorkerRow:
       pinned: the number of work items that wait for this worker alone.
       actors, actors_max: the number of processes of actors that the worker may have now, and at
         most.
+      resources: (what is in use, what there is) of each resource, in units.
     """
 
     name: str
@@ -890,6 +892,7 @@ class WorkerRow:
     pinned: int
     actors: int
     actors_max: int
+    resources: dict[str, tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -922,6 +925,7 @@ class BrokerSnapshot:
     Attributes:
       queued, queued_pinned: the number of work items that wait, and the number of those that are
         pinned to a worker.
+      demands: the requests for resources for which work waits.
       losses: the last losses of workers: (name, reason, exit code, when).
       last_slot_death: the last crash of a slot process: (the worker's name, exit code, when); None
         if no slot process has crashed.
@@ -932,6 +936,7 @@ class BrokerSnapshot:
     actors: tuple[ActorRow, ...]
     queued: int
     queued_pinned: int
+    demands: tuple[DemandRow, ...]
     losses_count: int
     losses: tuple[tuple[str, str, int | None, float], ...]
     slot_deaths: int
@@ -1095,6 +1100,7 @@ class Broker:
             actors=self.actors.rows(),
             queued=self.dispatch.placement.queued,
             queued_pinned=self.dispatch.placement.queued_pinned,
+            demands=self.dispatch.placement.demands.rows(),
             losses_count=self.membership.losses_count,
             losses=tuple(
                 (loss.name, loss.reason, loss.exit_code, loss.at) for loss in self.membership.losses
@@ -1127,6 +1133,7 @@ class Broker:
             pinned=sum(1 for _ in self.dispatch.placement.waiting_for(member.name)),
             actors=actors,
             actors_max=actors_max,
+            resources=self.dispatch.placement.demands.stocks.figures(member.name),
         )
 
     def _from_worker(self, member: Member, peer: Peer, message: Message, now: float) -> list[Send]:

@@ -202,10 +202,13 @@ class Stocks:
             if able:
                 self.kept[min(able)[1]] = claimant
 
-    def used(self, worker: str) -> dict[str, float]:
-        """Return what is in use at a worker, in units."""
+    def figures(self, worker: str) -> dict[str, tuple[float, float]]:
+        """Return (what is in use, what there is) of each resource of a worker, in units."""
         stock = self._stocks[worker]
-        return {name: (amount - stock.now.free[name]) / UNIT for name, amount in stock.total}
+        return {
+            name: ((amount - stock.now.free[name]) / UNIT, amount / UNIT)
+            for name, amount in stock.total
+        }
 
     def text(self) -> str:
         """Return what the workers have, such as "worker:0 has gpu 2; 3 others have nothing"."""

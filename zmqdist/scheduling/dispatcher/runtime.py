@@ -360,6 +360,7 @@ class DispatcherRuntime(Generic[P]):
             "scaling": None if self.scaler is None else self.scaler.figures(),
             "coordinators": [_row(row) for row in snapshot.coordinators],
             "actors": [_row(row) for row in snapshot.actors],
+            "demands": [_row(row) for row in snapshot.demands],
             "data": self.part.status(),
             "losses_count": snapshot.losses_count,
             "losses": [
