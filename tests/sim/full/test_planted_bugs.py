@@ -87,8 +87,8 @@ def only_the_returned(former: Any, self: Placement, lease: Lease, **options: boo
 
 def newest_first(former: Any, self: Placement, session: Any, *args: Any) -> None:
     former(self, session, *args)
-    worker, priority, items = args
-    session.queue_for(worker).band(priority).items.rotate(len(items))
+    worker, priority, items, request = args
+    session.queue_for(worker, request).band(priority).items.rotate(len(items))
 
 
 def all_spare(former: Any, self: Dispatch, now: float) -> list[Send]:

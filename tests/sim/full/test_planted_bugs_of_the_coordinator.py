@@ -240,7 +240,11 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
         events(CoordinatorMachine, no_end_of_rounds),
         ("coordinator P25", "coordinator P3", "coordinator P14", ""),
     ),
-    ("an error is tried again for ever", data(tries_for_ever, Results), "coordinator P24"),
+    (
+        "an error is tried again for ever",
+        data(tries_for_ever, Results),
+        ("coordinator P24", "dispatch P7"),
+    ),
     ("an error is never tried again", data(set_extra(retries=0)), "coordinator P24"),
     (
         "a retry does not wait",
