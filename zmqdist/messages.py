@@ -279,7 +279,8 @@ class Submit(Message, tag=24):
     until it is registered. "" means any worker. Among items that wait for one worker, or among
     those that wait for any worker, items with the highest `priority` start first. `detached` items
     belong to no round, do not count against the bound of the queue, and are not cancelled by
-    EndRound. `resources` is what each item needs, as (name, thousandths).
+    EndRound. `resources` is what each item needs, as (name, thousandths). The worker `near` holds
+    about `near_bytes` of the inputs of each item, so that the items preferably run on its host.
     """
 
     SENT = "coordinator -> dispatcher"
@@ -289,6 +290,8 @@ class Submit(Message, tag=24):
     priority: int = 0
     detached: bool = False
     resources: tuple[tuple[str, int], ...] = ()
+    near: str = ""
+    near_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class CancelWork(Message, tag=25):

@@ -143,6 +143,11 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
         ("dispatch P7", "dispatch P20"),
     ),
     (
+        "work waits for the host of its inputs for ever",
+        around(Demands, "overdue", lambda former, self, now: []),
+        "dispatch P7",
+    ),
+    (
         "work fails for want of resources that a worker has",
         around(Stocks, "can_ever", lambda former, self, request, worker="": False),
         "dispatch P20",

@@ -435,6 +435,8 @@ class SimCluster:
             assert worker in ("", member.name), (
                 f"dispatch P12: work {work} is for {worker}, and goes to {member.name}"
             )
+            if work in coordinator.near:
+                continue  # its place in the queues depends on the holder of its inputs
             assert assign.pinned == bool(worker or request), (
                 f"dispatch P12: the Assign to {member.name} does not say whether work {work} is "
                 f"pinned to it"
@@ -473,7 +475,7 @@ class SimCluster:
         return [
             (item[0], options.priority, not item[1] % (1 << SUBMISSION_SHIFT))
             for item, options in items
-            if options._replace(priority=0) == line
+            if options._replace(priority=0) == line and item[0] not in coordinator.near
         ]
 
     def _check_steal(self, connection: SimConnection, steal: StealRequest) -> None:

@@ -156,6 +156,8 @@ class SimCoordinator:
         self.outcomes: dict[int, int] = {}
         self.kinds: dict[int, str] = {}
         self.options: dict[int, WorkOptions] = {}
+        self.near: set[int] = set()
+        """The work that was submitted with the holder of its inputs."""
         self.members: dict[str, int] = {}
         self._cancelled: set[int] = set()
         self._wanted_back: set[int] = set()
@@ -432,9 +434,18 @@ class SimCoordinator:
                 self.plans.submitted(work)
         if self.connection is None:
             return
-        for message in effect.messages(self._pack):
+        for message in effect.messages(self._pack, self._near):
             self._check_width(message)
             self.connection.send_up(message)
+
+    def _near(self, work: Work) -> tuple[str, int]:
+        """Return a worker, as if it held large inputs of this work."""
+        holder = self._random.choice(("", "worker:0", "worker:1", "worker:9"))
+        if holder:
+            self.near.add(work.number)
+        else:
+            self.near.discard(work.number)
+        return holder, int(self._random.choice((1e8, 1e9)))
 
     def _pack(self, work: Work) -> bytes:
         kind, *runs = work.name.split("|")

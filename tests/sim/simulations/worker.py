@@ -215,7 +215,7 @@ class SimWorker:
             index=index,
             slots=slots,
             pid=incarnation,
-            host="sim",
+            host=f"host{index % 2}",
             orphan_limit_s=1e6,
             can_kill=can_kill,
             now=cluster.clock.now,

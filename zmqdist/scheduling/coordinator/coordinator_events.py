@@ -252,15 +252,25 @@ class SubmitWork:
     round: int
     works: list[Work]
     options: WorkOptions
+    has_kept_inputs: bool = False
 
-    def messages(self, pack: Callable[[Work], bytes]) -> Iterator[Submit]:
-        """Yield the messages, each of limited size. `pack` returns the payload of a work item."""
-        items = [
-            (work.number, work.attempt, len(work.lost_starts), work.function, pack(work))
-            for work in self.works
-        ]
-        for part in split(items):
-            yield Submit(self.round, part, *self.options)
+    def messages(
+        self, pack: Callable[[Work], bytes], near: Callable[[Work], tuple[str, int]] | None = None
+    ) -> Iterator[Submit]:
+        """Yield the messages, each of limited size. `pack` returns the payload of a work item, and
+        `near` the worker that holds most bytes of its inputs, with their number."""
+        groups: dict[tuple[str, int], list[Work]] = {("", 0): self.works}
+        if self.has_kept_inputs and near is not None:
+            groups = {}
+            for work in self.works:
+                groups.setdefault(near(work), []).append(work)
+        for holder, works in groups.items():
+            items = [
+                (work.number, work.attempt, len(work.lost_starts), work.function, pack(work))
+                for work in works
+            ]
+            for part in split(items):
+                yield Submit(self.round, part, *self.options, *holder)
 
 
 @dataclass(frozen=True, slots=True)

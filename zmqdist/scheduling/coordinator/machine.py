@@ -274,6 +274,8 @@ class CoordinatorMachine:
         self._was_full = False
         self._value_was_lost = False
         """Whether queued work may need a value that has been lost since it was queued."""
+        self._has_kept_inputs = False
+        """Whether some unsent work has inputs that workers keep."""
         self._refusal: bytes | None = None
         self._now = now
         self._effects: list[Effect] = []
@@ -690,6 +692,7 @@ class CoordinatorMachine:
                 extra.used = {
                     source: source.attempt for source in extra.inputs if source.state is State.KEPT
                 }
+                self._has_kept_inputs = self._has_kept_inputs or bool(extra.used)
             if isinstance(work, MethodCall):
                 self.actors.hold(work)
             else:
@@ -1173,7 +1176,8 @@ class CoordinatorMachine:
             if not options.detached:
                 self._submitted += len(works)
                 self.at_dispatcher += len(works)
-            self._effects.append(SubmitWork(self.wire_round, works, options))
+            self._effects.append(SubmitWork(self.wire_round, works, options, self._has_kept_inputs))
+        self._has_kept_inputs = False
 
 
 def _is_there(state: State) -> bool:

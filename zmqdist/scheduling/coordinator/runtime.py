@@ -22,7 +22,7 @@ import secrets
 import socket
 import threading
 from _thread import get_ident
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from contextlib import closing
 from random import Random
@@ -121,6 +121,7 @@ from zmqdist.scheduling.shared.references import (
     INPUTS,
     KEEP,
     PARTS,
+    decode_reference,
     encode_inputs,
     encode_reference,
 )
@@ -140,6 +141,10 @@ log = logging.getLogger("zmqdist.coordinator")
 Watcher: TypeAlias = "Callable[[list[Joined], list[Left]], None]"
 """A function that the loop calls with the workers that joined, each (name, incarnation, pid, host),
 and the workers that left, each (name, incarnation, reason)."""
+
+NEAR_BYTES_MIN = 2**20
+"""Work with fewer bytes of inputs at a worker may run on any host, because they move in a
+millisecond."""
 
 UNSATISFIED = "%s waits: %s"
 
@@ -645,7 +650,7 @@ class CoordinatorRuntime:
                     self._settle(items, failures)
                 case SubmitWork():
                     # if a message is lost, the next connection submits all work again
-                    for message in effect.messages(self._pack):
+                    for message in effect.messages(self._pack, _near):
                         self._dealer.send(message)
                 case Send(_, message):
                     self._dealer.send(message)
@@ -848,3 +853,19 @@ def _taken_waiters(work: Work) -> list[Any]:
     lock."""
     waiters, work.waiters = work.waiters or [], None
     return waiters
+
+
+def _near(work: Work) -> tuple[str, int]:
+    """Return the worker that holds most of the inputs of a work item, and about how many bytes; ("",
+    0) if they are small."""
+    sizes: Counter[str] = Counter()
+    extra = work.extra
+    for value in extra.input_values.values() if extra is not None else ():
+        source = work_of(value)
+        if source.kind == KEPT:
+            reference = decode_reference(source.outcome.reference)
+            sizes[reference.holder] += reference.nbytes
+    for holder, nbytes in sizes.most_common(1):
+        if nbytes >= NEAR_BYTES_MIN:
+            return holder, 1 << nbytes.bit_length()  # about, so that items share messages
+    return "", 0

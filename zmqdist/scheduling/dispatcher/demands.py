@@ -1,5 +1,5 @@
-"""The queues of work that needs resources: which item goes to which worker, and what is told about
-work that no worker can run. No I/O.
+"""The queues of work that needs resources, or whose large inputs are at a worker: which item goes to
+which worker, and what is told about work that no worker can run. No I/O.
 
 Rules
     Work of one session that needs the same resources, and is pinned to the same worker or to none,
@@ -9,6 +9,12 @@ Rules
     It runs before other work of that worker. Workers with an idle slot are preferred.
     A queue that becomes ready looks at all workers that have resources, once; then it looks only at
     those that have changed. So an event costs the same with many workers and with few.
+    Work whose large inputs a worker holds has a queue for this holder. Its items go to workers of
+    the holder's host, which map the inputs. When none has gone for as long as it takes to move the
+    inputs to another host, one item joins the work that any worker may run; all do when the holder
+    is away. So the wait costs at most as much as the move that it may save. Work that needs resources as
+    well does not wait: it only prefers the holder's host. If all workers are on one host, work has
+    no such queue.
     If no member could satisfy a request even with nothing in use, the session is told so at once.
     The work still waits, because a worker may join: until `growth_limit_s` after a worker has last
     joined or was lost. Then it fails. In a cluster that has not changed for so long it fails at
@@ -21,7 +27,7 @@ Not here: what the workers have (resources.py), and the leases (placement.py).
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 
 from zmqdist.events import Send
@@ -75,6 +81,10 @@ class Demands:
         """The workers that have resources."""
         self._unseen: dict[SessionQueue, deque[WorkerLoad]] = {}
         """The workers at which a queue that has become ready has yet to look."""
+        self._hosts: Counter[str] = Counter()
+        """The number of workers on each host."""
+        self._far_at: dict[SessionQueue, float] = {}
+        """The time at which an item of a queue may leave the holder's host."""
         self._unmet: dict[SessionQueue, None] = {}
         """The queues of whose request their sessions know that no worker can satisfy it."""
         self._unjudged: dict[SessionQueue, None] = {}
@@ -82,24 +92,34 @@ class Demands:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which `judge` must next be called; None means never."""
-        return self._members_changed_at + self._growth_limit_s if self._unmet else None
+        """The time at which `overdue` and `judge` must next be called; None means never."""
+        times = [*self._far_at.values()]
+        if self._unmet:
+            times.append(self._members_changed_at + self._growth_limit_s)
+        return min(times, default=None)
+
+    def is_worth_near(self, worker: str, near: str) -> bool:
+        """Return whether it matters on which host work runs that may run at any worker (`worker` is
+        empty) and has inputs at the worker `near`."""
+        return not worker and near in self._loads and len(self._hosts) > 1
 
     # -- queues ------------------------------------------------------------------------------------
 
     def add(self, queue: SessionQueue) -> None:
         """Add a queue that now has work."""
         self.ready[queue] = None
-        busy: list[WorkerLoad] = []
-        idle: deque[WorkerLoad] = deque()
-        for load in (
-            [self._having[queue.worker]]
-            if queue.worker in self._having
-            else (() if queue.worker else self._having.values())
-        ):
-            (idle if load.outstanding < load.member.slots else busy).append(load)
-        idle.extend(busy)
-        self._unseen[queue] = idle
+        loads = self._having if queue.request else self._loads
+        if queue.worker:
+            loads = {name: loads[name] for name in (queue.worker,) if name in loads}
+        self._unseen[queue] = deque(
+            sorted(
+                loads.values(),
+                key=lambda load: (
+                    not self._is_near(load, queue),
+                    load.outstanding >= load.member.slots,
+                ),
+            )
+        )
         self._unjudged[queue] = None
 
     def remove(self, queue: SessionQueue) -> None:
@@ -108,12 +128,14 @@ class Demands:
         self._unseen.pop(queue, None)
         self._unmet.pop(queue, None)
         self._unjudged.pop(queue, None)
+        self._far_at.pop(queue, None)
         self.stocks.drop_claim(queue)
 
     # -- workers -----------------------------------------------------------------------------------
 
     def add_worker(self, load: WorkerLoad) -> None:
         self._loads[load.name] = load
+        self._hosts[load.member.host] += 1
         if load.member.resources:
             self._having[load.name] = load
         self.stocks.add_worker(load.name, load.member.resources)
@@ -121,6 +143,7 @@ class Demands:
 
     def remove_worker(self, load: WorkerLoad, now: float) -> None:
         del self._loads[load.name]
+        self._hosts -= Counter([load.member.host])
         self._having.pop(load.name, None)
         self.stocks.remove_worker(load.name)
         self._note_change(now)
@@ -144,18 +167,21 @@ class Demands:
         stocks = self.stocks
         stocks.keep_free(now)
         first = [queue for queue in stocks.kept.values() if queue in self.ready]
-        changed = [load for name in stocks.changed if (load := self._having.get(name)) is not None]
+        changed = [load for name in stocks.changed if (load := self._loads.get(name)) is not None]
         for queue in (*first, *self.ready):
             assert isinstance(queue, SessionQueue)
-            for load in changed:
-                if (grant := self._reserve(load, queue)) is not None:
-                    return load, queue, grant
             unseen = self._unseen.get(queue)
             while unseen:
                 if (grant := self._reserve(unseen[0], queue)) is not None:
                     return unseen[0], queue, grant
                 unseen.popleft()
-            stocks.claim(queue, queue.request, now, queue.worker)
+            for load in changed:
+                if (grant := self._reserve(load, queue)) is not None:
+                    return load, queue, grant
+            if queue.request:
+                stocks.claim(queue, queue.request, now, queue.worker)
+            elif queue not in self._far_at:
+                self._far_at[queue] = now + queue.near_s
         self._unseen.clear()
         stocks.changed.clear()
         return None
@@ -163,11 +189,32 @@ class Demands:
     def _reserve(self, load: WorkerLoad, queue: SessionQueue) -> Grant | None:
         if queue.worker not in ("", load.name) or not load.has_place:
             return None
+        # Work with large inputs waits for an idle slot, because it is not requested back.
+        is_idle = load.outstanding < load.member.slots
+        if not queue.request and not (is_idle and self._is_near(load, queue)):
+            return None
         grant = self.stocks.reserve(load.name, queue.request, queue)
         if grant is not None:
             self.stocks.drop_claim(queue)
             self.ready.move_to_end(queue)
+            self._far_at.pop(queue, None)
         return grant
+
+    def _is_near(self, load: WorkerLoad, queue: SessionQueue) -> bool:
+        holder = self._loads.get(queue.near)
+        return holder is not None and load.member.host == holder.member.host
+
+    def overdue(self, now: float) -> list[tuple[SessionQueue, int]]:
+        """Return the queues of which some items must join the work that any worker may run, and how
+        many."""
+        overdue = []
+        for queue, at in list(self._far_at.items()):
+            if not self._is_here(queue.near):
+                overdue.append((queue, queue.count))
+            elif at <= now:
+                overdue.append((queue, 1))
+                self._far_at[queue] = now + queue.near_s
+        return overdue
 
     def judge(self, now: float) -> tuple[list[Send], list[SessionQueue]]:
         """Return what to tell sessions of requests that no worker can satisfy, and the queues whose
@@ -193,7 +240,7 @@ class Demands:
         keepers = {keeper: worker for worker, keeper in self.stocks.kept.items()}
         return tuple(
             DemandRow(
-                amounts_text(queue.request),
+                amounts_text(queue.request) or "nothing",
                 queue.worker,
                 queue.count,
                 "no worker has so much"
@@ -202,13 +249,16 @@ class Demands:
                 if queue in keepers
                 else f"{queue.worker} is away"
                 if queue.worker and not self._is_here(queue.worker)
-                else "all is in use",
+                else "all is in use"
+                if queue.request
+                else f"{queue.near} has its inputs",
             )
             for queue in [*self.ready][:ROWS_MAX]
         )
 
     def _is_here(self, worker: str) -> bool:
-        return worker in self._loads and self._loads[worker].reachable
+        load = self._loads.get(worker)
+        return load is not None and load.reachable and not load.member.leaving
 
     def _told(self, queue: SessionQueue, count: int, *, final: bool) -> list[Send]:
         works = [

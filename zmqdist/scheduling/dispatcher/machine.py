@@ -64,6 +64,8 @@ Promises, checked by tests/sim
     P19  each item with resources that has not ended at its worker has a grant of that worker; the
          grants of a worker never exceed what it has; they are released when nothing of the item can
          execute at this worker (resources.py, demands.py)
+    P21  work whose large inputs a worker holds runs on the holder's host, unless none of it has
+         begun there for as long as it would take to move the inputs; nothing else waits for it
     P20  work that no member could run even with nothing in use fails at the latest `growth_limit_s`
          after the last change of the members, unless there is no member
 
@@ -308,7 +310,13 @@ class Dispatch:
         if problem := quantities_problem(message.resources):
             return [Send(session.peer, Refused(errors.INVALID_ARGUMENT, problem))]
         self.placement.enqueue(
-            session, message.worker, message.priority, message.items, message.resources
+            session,
+            message.worker,
+            message.priority,
+            message.items,
+            message.resources,
+            message.near,
+            message.near_bytes,
         )
         if main in self._stalls.sessions:
             self._stalls.moved(now)

@@ -46,6 +46,9 @@ from zmqdist.scheduling.dispatcher.records import (
 )
 from zmqdist.scheduling.shared.quantities import Quantities
 
+MOVED_BYTES_PER_S = 1e9
+"""How many bytes of inputs two hosts are taken to move in a second, about a network of 10 Gbit/s."""
+
 STEAL_WORTH_S = 0.01
 """Seconds. Work that its worker will begin sooner than this is not requested back, because the
 messages would take longer."""
@@ -104,6 +107,8 @@ class Placement:
         priority: int,
         items: list[Item],
         request: Quantities = (),
+        near: str = "",
+        near_bytes: int = 0,
     ) -> None:
         """Queue work items behind the items of the same session, worker, resources and priority.
 
@@ -111,8 +116,13 @@ class Placement:
           worker: the name of the worker to which the items are pinned; empty if any worker may run
             them.
           request: the resources that each item needs.
+          near, near_bytes: the worker that holds inputs of the items, and their size.
         """
-        queue = session.queue_for(worker, request)
+        if near and not self.demands.is_worth_near(worker, near):
+            near = ""
+        queue = session.queue_for(worker, request, near)
+        if near:
+            queue.near_s = near_bytes / MOVED_BYTES_PER_S
         queue.band(priority).items.extend(items)
         session.submitted += len(items)
         self._count(queue, len(items))
@@ -192,7 +202,7 @@ class Placement:
 
     def _count(self, queue: SessionQueue, more: int) -> None:
         self.queued += more
-        if queue.request:
+        if queue.is_demand:
             self.demands.queued += more
         elif queue.worker:
             self.queued_pinned += more
@@ -202,7 +212,7 @@ class Placement:
         if queue.is_ready:
             return
         queue.is_ready = True
-        if queue.request:
+        if queue.is_demand:
             self.demands.add(queue)
             return
         if not queue.worker:
@@ -215,7 +225,7 @@ class Placement:
     def _remove_ready(self, queue: SessionQueue) -> None:
         """Remove a queue without work from the queues that take turns."""
         if queue.is_ready:
-            if not queue.request:
+            if not queue.is_demand:
                 (self._ready_pinned[queue.worker] if queue.worker else self._ready_queues).remove(
                     queue
                 )
@@ -228,7 +238,7 @@ class Placement:
         worker = queue.worker
         if queue.key:
             del queue.session.queues[queue.key]
-        if queue.request:
+        if queue.is_demand:
             self.demands.remove(queue)
         elif worker and not self._ready_pinned[worker]:
             del self._ready_pinned[worker]
@@ -335,13 +345,35 @@ class Placement:
             else:
                 self._grant(load, band, band.items, 1, batch, batch.items)
             # `reindex` releases the grant again if the item was skipped.
-            load.grants[number] = grant
-            batch.grants.append((number, *grant))
-            if not len(band):
-                queue.bands.pop()
-            if not queue.bands:
-                self._remove_ready(queue)
+            if queue.request:
+                load.grants[number] = grant
+                batch.grants.append((number, *grant))
+            self._drop_empty(queue)
             self.reindex(load)
+        for queue, count in self.demands.overdue(now):
+            self._let_go(queue, count)
+
+    def _let_go(self, queue: SessionQueue, count: int) -> None:
+        """Have the first items of a queue join the work that any worker may run, because moving
+        their inputs would have taken as long as they have waited, or the holder is gone."""
+        for _ in range(count):
+            band = queue.bands[-1]
+            plain = queue.session.queue_for("").band(band.priority)
+            if band.report_before_start:
+                plain.report_before_start.append(band.report_before_start.popleft())
+            else:
+                plain.items.append(band.items.popleft())
+            self._count(queue, -1)
+            self._count(plain.session_queue, 1)
+            self._add_ready(plain.session_queue)
+            self._drop_empty(queue)
+
+    def _drop_empty(self, queue: SessionQueue) -> None:
+        """Drop the band of the highest priority, and the queue, if they have no work."""
+        if not len(queue.bands[-1]):
+            queue.bands.pop()
+        if not queue.bands:
+            self._remove_ready(queue)
 
     def _hand_out(
         self,

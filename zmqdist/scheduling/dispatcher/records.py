@@ -130,7 +130,7 @@ class WorkWindow:
         )
 
 
-QueueKey: TypeAlias = "str | tuple[str, Quantities]"
+QueueKey: TypeAlias = "str | tuple[str, Quantities, str]"
 
 _priority = attrgetter("priority")
 
@@ -163,6 +163,8 @@ class SessionQueue:
     Attributes:
       worker: the name of the worker to which the work is pinned; empty if any worker may run it.
       request: the resources that each item needs.
+      near: the worker that holds large inputs of the items, or "".
+      near_s: the seconds that it takes to move these inputs to another host.
       key: what the queue is called in `CoordinatorSession.queues`; empty for work that any worker
         may run, without resources.
       bands: one band for each priority that has work, the highest priority last.
@@ -170,18 +172,40 @@ class SessionQueue:
         that is ready has work.
     """
 
-    __slots__ = ("_plain_band", "bands", "is_ready", "key", "request", "session", "worker")
+    __slots__ = (
+        "_plain_band",
+        "bands",
+        "is_ready",
+        "key",
+        "near",
+        "near_s",
+        "request",
+        "session",
+        "worker",
+    )
 
     def __init__(
-        self, session: CoordinatorSession, worker: str, request: Quantities, key: QueueKey
+        self,
+        session: CoordinatorSession,
+        worker: str,
+        request: Quantities,
+        near: str,
+        key: QueueKey,
     ) -> None:
         self.session = session
         self.worker = worker
         self.request = request
+        self.near = near
+        self.near_s = 0.0
         self.key = key
         self.bands: list[PriorityBand] = []
         self.is_ready = False
         self._plain_band = PriorityBand(self)
+
+    @property
+    def is_demand(self) -> bool:
+        """Whether the work needs resources, or has large inputs at a worker."""
+        return bool(self.request or self.near)
 
     @property
     def count(self) -> int:
@@ -210,8 +234,8 @@ class CoordinatorSession:
 
     Attributes:
       queues: the queues by `SessionQueue.key`: "" for work that any worker may run, one for each
-        worker with waiting pinned work, and one for each worker and request of waiting work that
-        needs resources.
+        worker with waiting pinned work, and one for each worker, request and holder of inputs of
+        waiting work that needs resources or has large inputs.
       functions: pickled functions by number.
       held: bulk results that workers hold, including kept values: (work, attempt) -> (worker,
         lease).
@@ -257,11 +281,11 @@ class CoordinatorSession:
         """This session, and the session of its detached work if it exists."""
         return (self,) if self.detached is None else (self, self.detached)
 
-    def queue_for(self, worker: str, request: Quantities = ()) -> SessionQueue:
-        key = (worker, request) if request else worker
+    def queue_for(self, worker: str, request: Quantities = (), near: str = "") -> SessionQueue:
+        key = (worker, request, near) if request or near else worker
         queue = self.queues.get(key)
         if queue is None:
-            queue = self.queues[key] = SessionQueue(self, worker, request, key)
+            queue = self.queues[key] = SessionQueue(self, worker, request, near, key)
         return queue
 
     def is_quiet(self, now: float) -> bool:

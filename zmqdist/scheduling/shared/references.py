@@ -63,6 +63,11 @@ class Reference(msgspec.Struct, array_like=True, frozen=True):
         """The numbers of the held parts."""
         return [part.bulk for part in self.parts if isinstance(part, Held)]
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the held parts."""
+        return sum(part.size for part in self.parts if isinstance(part, Held))
+
 
 class PartsFetcher(Protocol):
     """An object that fetches payloads. The caller owns the returned parts and may write to them,
