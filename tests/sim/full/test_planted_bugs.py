@@ -145,7 +145,7 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     (
         "work waits for the host of its inputs for ever",
         around(Demands, "overdue", lambda former, self, now: []),
-        "dispatch P7",
+        ("dispatch P7", "a machine sets a deadline for the current time again"),
     ),
     (
         "work fails for want of resources that a worker has",

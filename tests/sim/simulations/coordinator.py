@@ -440,7 +440,7 @@ class SimCoordinator:
 
     def _near(self, work: Work) -> tuple[str, int]:
         """Return a worker, as if it held large inputs of this work."""
-        holder = self._random.choice(("", "worker:0", "worker:1", "worker:9"))
+        holder = self._random.choice(("", "worker:0", "worker:1", "worker:2"))
         if holder:
             self.near.add(work.number)
         else:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from zmqdist.batches import split
 from zmqdist.events import Heard, Send, Ticked
-from zmqdist.messages import ActorFound, Message, Result, Submit
+from zmqdist.messages import ERROR, ActorFound, Message, Result, Submit
 from zmqdist.scheduling.coordinator.affinity import MembersChanged
 from zmqdist.scheduling.coordinator.options import WorkOptions
 from zmqdist.scheduling.coordinator.work import CalledActor, MethodCall, Work
@@ -318,12 +318,13 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class DecideRetry:
-    """A function with a policy for its retries raised this packed error: have the policy decide
-    whether it runs again, and then pass RetryDecided to the machine."""
+    """A function with a policy for its retries raised this packed error, or ended in the way `kind`:
+    have the policy decide whether it runs again, and then pass RetryDecided to the machine."""
 
     work: Work
     attempt: int
     error: bytes
+    kind: int = ERROR
 
 
 @dataclass(frozen=True, slots=True)

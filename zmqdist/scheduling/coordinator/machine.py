@@ -874,7 +874,7 @@ class CoordinatorMachine:
                 self._begin_again(work)
             else:
                 self._move(work, State.DECIDING)
-                self._effects.append(DecideRetry(work, work.attempt, payload))
+                self._effects.append(DecideRetry(work, work.attempt, payload, kind))
         elif kind == CANCELLED and extra.value_attempt >= 0 and self.ending:
             self._suspend_recomputation(work)
         else:
@@ -886,7 +886,7 @@ class CoordinatorMachine:
         if work.state is not State.DECIDING or work.attempt != question.attempt:
             return
         if not decision.again or self.ending:
-            self._finish(work, ERROR, question.error)
+            self._finish(work, question.kind, question.error)
             return
         extra = work.with_extra()
         assert extra.policy is not None

@@ -713,7 +713,8 @@ class CoordinatorRuntime:
         try:
             extra = work.extra
             if extra is not None and extra.policy is not None:  # it has not ended
-                again = extra.policy.accepts(Failure(ERROR, question.error, work.name, safe_only)())
+                failure = Failure(question.kind, question.error, work.name, safe_only)
+                again = extra.policy.accepts(failure())
         except BaseException:
             log.exception("retry_if of %s failed, so the function does not run again", work.name)
         self.post_event(RetryDecided(question, again, _jitter.random()))
