@@ -64,10 +64,10 @@ Promises, checked by tests/sim
     P19  each item with resources that has not ended at its worker has a grant of that worker; the
          grants of a worker never exceed what it has; they are released when nothing of the item can
          execute at this worker (resources.py, demands.py)
-    P21  work whose large inputs a worker holds runs on the holder's host, unless none of it has
-         begun there for as long as it would take to move the inputs; nothing else waits for it
     P20  work that no member could run even with nothing in use fails at the latest `growth_limit_s`
          after the last change of the members, unless there is no member
+    P21  work whose large inputs a worker holds runs on the holder's host, unless none of it has
+         begun there for as long as it would take to move the inputs; nothing else waits for it
 
 Not here: which workers are alive (membership_and_leases.py), how a worker runs its leases
 (scheduling/worker/machine.py), and payloads, which are opaque.
