@@ -49,7 +49,6 @@ PURE: Final = (
     "tests/scheduling/dispatcher/test_machine.py",
     "tests/scheduling/dispatcher/test_membership_and_leases.py",
     "tests/scheduling/dispatcher/test_resources.py",
-    "tests/scheduling/dispatcher/test_stalls.py",
     "tests/scheduling/dispatcher/test_large_batches.py",
     "tests/scheduling/test_message_counts.py",
     "tests/scheduling/shared/test_quantities.py",

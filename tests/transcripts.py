@@ -273,6 +273,8 @@ POSITIONAL: Final = {
     "SlotFinished": ("slot", "outcomes"),
     "SlotReclaimed": ("slot", "position"),
     "SlotSeen": ("slot", "position"),
+    "SlotWaits": ("slot", "position"),
+    "SlotResumed": ("slot", "position"),
     "Interrupt": ("slot", "position"),
     "ForgetFunctions": ("slot", "functions"),
 }
@@ -333,6 +335,7 @@ DEFAULTS: Final[dict[str, dict[str, Any]]] = {
     "CancelWork": {"grace_s": 2.0},
     "Done": {"outcomes": [], "started": []},
     "EndRound": {"grace_s": 2.0},
+    "SlotsWaiting": {"waiting": [], "resumed": []},
     "RegisterCoordinator": {"queue_max": 1000, "round": 1, "previous_dispatcher": False},
     "Registered": {"beat_s": 1.0, "lease_s": 10.0, "grace_s": 5.0},
     "Submit": {"round": 1},

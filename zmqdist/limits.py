@@ -245,6 +245,12 @@ LOG_TAIL_BYTES: Final = 4096
 SLOTS_MAX: Final = 4096
 """The largest number of slots of one worker."""
 
+NESTED_SLOTS_MAX: Final = 64
+"""The largest number of extra slots of one worker. Functions that wait for the functions which they
+have scheduled need one each, and recursion needs about as many for each slot as it has levels. A
+slot is a process of some 10 MiB, and needs three descriptors.
+"""
+
 QUANTITIES_MAX: Final = 32
 """The largest number of resources that a worker has, or that a function needs."""
 

@@ -227,7 +227,8 @@ class RegisterCoordinator(Message, tag=20):
 
     `previous_dispatcher` says that the coordinator has sent work of the present round to an earlier
     incarnation of the dispatcher. `watch_members` subscribes to Members, and `report_starts`
-    subscribes to Begun. `nested` says that a scheduled function is the program.
+    subscribes to Begun. `parent` is the lease of the function that is the program; 0 if none is.
+    The end of this lease ends the session.
     """
 
     SENT = "coordinator -> dispatcher"
@@ -237,7 +238,7 @@ class RegisterCoordinator(Message, tag=20):
     previous_dispatcher: bool
     watch_members: bool = False
     report_starts: bool = False
-    nested: bool = False
+    parent: int = 0
 
 
 class CoordinatorRegistered(Message, tag=21):
@@ -431,7 +432,8 @@ class Register(Message, tag=40):
     is the number of threads of BLAS and OpenMP in each slot, and 0 means that this number is not
     known. `resources` is what the worker has, as (name, thousandths), and `grants` has what the
     functions in `stale_leases` use of it. `actors_max` is the number of actors that the worker may
-    have, and `actors` has their processes.
+    have, and `actors` has their processes. `nested_slots_max` is the number of extra slots that the
+    worker may start while functions in its slots wait for results.
     """
 
     SENT = "worker -> dispatcher"
@@ -452,6 +454,7 @@ class Register(Message, tag=40):
     grants: list[Granted] = []
     actors_max: int = 0
     actors: list[HostedActor] = []
+    nested_slots_max: int = 0
 
     @property
     def named(self) -> bool:
@@ -488,7 +491,8 @@ class Assign(Message, tag=43):
     `report_before_start` has the worker report each start before it happens, because the items were
     with a worker that crashed and may have begun there. `workers` is the number of workers.
     `pinned` says that the items run before other items, because they were scheduled for this worker
-    or have resources. `grants` has the resources of items that need some.
+    or have resources. `grants` has the resources of items that need some. `depth` is 0 for work of
+    programs, and otherwise says how many functions have scheduled each other down to these items.
     """
 
     SENT = "dispatcher -> worker"
@@ -498,6 +502,7 @@ class Assign(Message, tag=43):
     workers: int = 0
     pinned: bool = False
     grants: list[Granted] = []
+    depth: int = 0
 
 
 class StealRequest(Message, tag=44):
@@ -563,6 +568,15 @@ class SlotsLost(Message, tag=50):
     items: list[tuple[int, int | None, str]]
 
 
+class SlotsWaiting(Message, tag=51):
+    """The functions of the leases in `waiting` wait for results of other work, so that their slots
+    count as free. Those in `resumed` run again."""
+
+    SENT = "worker -> dispatcher"
+    waiting: list[int]
+    resumed: list[int]
+
+
 # -- payloads that cannot be fetched from their holder ---------------------------------------------
 
 
@@ -612,16 +626,6 @@ class Joined(Message, tag=71):
     SENT = "dispatcher -> any"
     role: str
     name: str
-
-
-class Stalled(Message, tag=76):
-    """Work of functions that were scheduled by functions waits, every slot is busy, and for some
-    seconds nothing has begun or ended. One nested coordinator gets this message, and logs it.
-    """
-
-    SENT = "dispatcher -> coordinator"
-    waiting: int
-    slots: int
 
 
 class Unsatisfied(Message, tag=77):

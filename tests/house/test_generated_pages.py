@@ -16,7 +16,7 @@ from zmqdist import messages
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
-FOR_RUNTIMES = {"ActorResults", "DescribeWork", "Read", "ReadDone", "Stalled", "WorkDescribed"}
+FOR_RUNTIMES = {"ActorResults", "DescribeWork", "Read", "ReadDone", "WorkDescribed"}
 """Messages that no machine handles: relays, drain reports, and a line in the log."""
 
 

@@ -55,14 +55,22 @@ BESIDE_MACHINES = {
         "work",
     ),
     "zmqdist/scheduling/dispatcher": (
+        "children",
         "demands",
         "membership_and_leases",
         "placement",
         "records",
         "resources",
     ),
-    "zmqdist/scheduling/shared": ("actors", "broker_settings", "quantities", "registrations"),
+    "zmqdist/scheduling/shared": (
+        "actors",
+        "broker_settings",
+        "nested_bound",
+        "quantities",
+        "registrations",
+    ),
     "zmqdist/scheduling/worker": (
+        "nested_slots",
         "records",
         "worker_events",
     ),

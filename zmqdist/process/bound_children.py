@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import logging
 import os
 import signal
@@ -184,6 +185,10 @@ class BoundChildren:
         self._unordered.append(child)
         self._order_next()
         return child
+
+    def import_module(self, module: str) -> None:
+        """Have the zygote import a module before it forks further children."""
+        self._send(json.dumps([module, []]).encode(), [])
 
     def watch(self, watch_s: float) -> None:
         """Have the zygote kill the children if this process does not run for `watch_s` seconds.

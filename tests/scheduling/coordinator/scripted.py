@@ -99,6 +99,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     Scheduled,
     SendCalls,
     SendToActor,
+    SessionRequested,
     StreamTaken,
     SubmitWork,
     TakeBackRequested,
@@ -198,7 +199,7 @@ class Script:
             rounds="no-rounds" not in options,
             starts="report-starts" in options,
             width=int(options["width"]) if "width" in options else None,
-            nested="nested" in options,
+            parent=int(options.get("parent", 0)),
         )
 
     # -- lines of input ----------------------------------------------------------------------------
@@ -269,6 +270,8 @@ class Script:
                 return PackingFailed(self.new_works(words)[0], b"cannot be packed")
             case "up":
                 return DispatcherUp()
+            case "session":
+                return SessionRequested(numbers[0])
             case "down":
                 return DispatcherDown()
             case "refused":
@@ -595,7 +598,7 @@ def message_line(message: object) -> str:
                 "previous-dispatcher": message.previous_dispatcher,
                 "watch-members": message.watch_members,
                 "report-starts": message.report_starts,
-                "nested": message.nested,
+                f"parent={message.parent}": message.parent > 0,
             }
             words = [f"register round={message.round}", *(f for f in flags if flags[f])]
             return " ".join(words)

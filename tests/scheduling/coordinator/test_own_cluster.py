@@ -44,7 +44,7 @@ def class_of_inner_fraction() -> str:
         return type(value.exception() or value.result()).__name__
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def threads() -> Iterator[zd.local_cluster]:
     with zd.local_cluster(workers=2, processes=False) as cluster:
         yield cluster

@@ -38,6 +38,7 @@ def usual_register(index: int) -> dict[str, Any]:
         "stale_leases": [],
         "pid": 100 + index,
         "host": "host",
+        "nested_slots_max": 8,
     }
 
 
@@ -130,7 +131,7 @@ class Script:
         for load in dispatch.loads.values():
             assert all(load.held[number].session.held for number in load.held)
             pinned = sum(bool(x.band.session_queue.key) for x in load.leases.values())
-            assert len(load.leases) <= load.window.limit + pinned, (
+            assert load.outstanding <= load.window.limit + pinned, (
                 f"{load.name} has too many leases"
             )
 

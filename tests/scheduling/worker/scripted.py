@@ -1,7 +1,7 @@
 """The worker's machine as it reads its events from the lines of a transcript.
 
 `machine` makes a worker, `ready` one that is registered under index 3 and whose slots are ready;
-their options are `slots`, `threads`, `index` and `delay`. `at` sets the time in seconds, which begins at 0.
+their options are `slots`, `threads`, `index`, `delay` and `extra` (nested_slots_max). `at` sets the time in seconds, which begins at 0.
 Any other line is one event, or one message of the dispatcher; `> done 1:value` is a message to the
 dispatcher. `deadline` writes when the machine must be called next, `state` its slots and its queue.
 """
@@ -19,7 +19,7 @@ from zmqdist.scheduling.worker import worker_events
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 
 CLASSES: Final = classes(worker_events)
-OPTIONS: Final = ("slots", "threads", "index", "delay")
+OPTIONS: Final = ("slots", "threads", "index", "delay", "extra")
 REGISTER: Final = {
     "incarnation": 9,
     "job": "worker",
@@ -52,6 +52,7 @@ class Script:
             can_kill="threads" not in options,
             now=0.0,
             start_delay=(float(delay), float(delay_max)),
+            nested_slots_max=int(options.get("extra", 0)),
         )
 
     def answer(self, line: str) -> Iterator[str]:
@@ -92,7 +93,8 @@ class Script:
         yield f"registered={machine.contact.registered} index={machine.index} running={machine.running}"
         for slot in machine.slots:
             items = " ".join(leased_text((at, *item[1:])) for at, item in slot.given)
-            yield f"slot {slot.index} {slot.state.value} {items}".rstrip()
+            waits = " waits" if slot.waits_at else ""
+            yield f"slot {slot.index} {slot.state.value} {items}".rstrip() + waits
         if machine.queue:
             yield f"queue {' '.join(map(leased_text, machine.queue))}"
 

@@ -32,7 +32,7 @@ from zmqdist.limits import BATCH_ITEMS_MAX
 from zmqdist.messages import (
     Refused,
 )
-from zmqdist.scheduling.worker import machine
+from zmqdist.scheduling.worker import machine, nested_slots
 from zmqdist.scheduling.worker.machine import STUCK_S, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import (
     DispatcherConnected,
@@ -49,7 +49,7 @@ def test_transcript_has_the_effects_of_the_machine(path: Path) -> None:
 
 
 def test_promise_of_machine_has_transcript() -> None:
-    promises = promises_of(machine.__doc__)
+    promises = promises_of(machine.__doc__) | promises_of(nested_slots.__doc__)
     assert promises == promises_shown(TRANSCRIPTS)
 
 

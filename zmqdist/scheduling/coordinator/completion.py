@@ -14,6 +14,7 @@ from zmqdist import errors
 from zmqdist.clock import deadline, left, seconds
 from zmqdist.scheduling.coordinator.options import whole
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, forget_waiter, release_at_end
+from zmqdist.scheduling.shared import own_cluster
 
 T = TypeVar("T")
 
@@ -81,7 +82,7 @@ class AsCompleted(Iterator[RemoteValue[T]]):
             if not self._waiters:
                 raise StopIteration
             try:
-                value = self._completed.get(timeout=left(self._until))
+                value = self._next_completed()
             except queue.Empty:
                 problem = (
                     f"{len(self)} of {self._added} values have not ended after {self._timeout:g} s"
@@ -89,6 +90,13 @@ class AsCompleted(Iterator[RemoteValue[T]]):
                 raise errors.DeadlineExceededError(problem) from None
             del self._waiters[value]
             return value
+
+    def _next_completed(self) -> RemoteValue[T]:
+        try:
+            return self._completed.get_nowait()
+        except queue.Empty:
+            with own_cluster.waiting():
+                return self._completed.get(timeout=left(self._until))
 
 
 def wait_for(
@@ -106,8 +114,9 @@ def wait_for(
         try:
             for value in pending:
                 release_at_end(value, end_signals)
-            while missing and end_signals.acquire(timeout=left(until)):
-                missing -= 1
+            with own_cluster.waiting():
+                while missing and end_signals.acquire(timeout=left(until)):
+                    missing -= 1
         finally:
             for value in pending:
                 forget_waiter(value, end_signals)

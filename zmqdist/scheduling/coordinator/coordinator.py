@@ -1007,16 +1007,19 @@ class ClusterCoordinator:
     ) -> None:
         """Wait until `ready()` is True. The caller must hold `lock`. The loss of the cluster ends
         the wait, because all work then fails."""
+        if ready():
+            return
         runtime = self._runtime
         runtime.progress.waiting += 1
         try:
-            while not ready():
-                left_s = left(until)
-                if left_s == 0:
-                    unfinished = runtime.progress.unfinished
-                    problem = f"{unfinished} scheduled functions have not ended after {timeout:g} s"
-                    raise errors.DeadlineExceededError(problem)
-                runtime.changed.wait(left_s)
+            with own_cluster.waiting():
+                while not ready():
+                    left_s = left(until)
+                    if left_s == 0:
+                        count = runtime.progress.unfinished
+                        problem = f"{count} scheduled functions have not ended after {timeout:g} s"
+                        raise errors.DeadlineExceededError(problem)
+                    runtime.changed.wait(left_s)
         finally:
             runtime.progress.waiting -= 1
 
@@ -1042,23 +1045,44 @@ class ClusterCoordinator:
 
 class OwnCoordinator(ClusterCoordinator):
     """What `ClusterCoordinator()` returns in a scheduled function: the one coordinator of the slot,
-    on the slot's own cluster. A slot makes it at its first use, and again if it was closed."""
+    on the slot's own cluster. The work of each function is a session of its own. `close` and the
+    end of the outermost with-statement cancel the work, and keep the connection.
+    """
+
+    _parent = 0
+    """The lease of the function for which the present session was made."""
 
     def __init__(self) -> None:
-        if "_runtime" not in self.__dict__ or self._runtime.closed or self._is_forked:
-            super().__init__()
-            self._entered = 0
+        own = own_cluster.present()
+        parent = self._parent if own is None else own.parent()
+        if "_runtime" in self.__dict__:
+            is_idle = self._runtime.is_idle
+            if own is not None and own.safe_only() > self._runtime.target.form.safe_only:
+                is_idle = None  # this function's program accepts fewer results
+            if parent == self._parent and is_idle is not None:
+                return
+            self._parent = parent
+            if is_idle:
+                self._runtime.begin_session(parent)
+                return
+            super().close()
+        self._parent, self._entered = parent, 0
+        super().__init__()
 
-    @property
-    def _is_forked(self) -> bool:
-        return self._runtime.pid != os.getpid()
+    def _schedule(self, *args: Any, **options: Any) -> RemoteValue:
+        with _making:
+            self.__init__()  # type: ignore[misc]  # a module may hold it from an earlier function
+        return super()._schedule(*args, **options)
+
+    def close(self) -> None:
+        if self._runtime.progress.unfinished:
+            self.cancel_all()
 
     def __enter__(self) -> OwnCoordinator:
         self._entered += 1
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the coordinator at the end of the outermost with-statement."""
         self._entered -= 1
         if not self._entered:
             self.close()
@@ -1081,7 +1105,7 @@ def process_coordinator() -> OwnCoordinator | None:
         coordinator = _own_coordinators.get(own)
         if coordinator is None:
             coordinator = _own_coordinators[own] = object.__new__(OwnCoordinator)
-            own.at_end.append(coordinator.close)
+            own.at_end.append(partial(ClusterCoordinator.close, coordinator))
         coordinator.__init__()  # type: ignore[misc]
         return coordinator
 

@@ -51,6 +51,14 @@ class DispatcherUp:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionRequested:
+    """Another function uses this coordinator now, and no work of rounds is unfinished: begin a
+    session for the function with this lease."""
+
+    parent: int
+
+
+@dataclass(frozen=True, slots=True)
 class DispatcherDown:
     """The connection to the dispatcher is lost."""
 
@@ -221,6 +229,7 @@ Event: TypeAlias = (
     | ForgetRequested
     | DispatcherUp
     | DispatcherDown
+    | SessionRequested
     | CancelRequested
     | TakeBackRequested
     | EndRoundRequested

@@ -48,6 +48,7 @@ from zmqdist.scheduling.coordinator.remote_value import (
     take_back,
 )
 from zmqdist.scheduling.coordinator.work import LOST, UNAVAILABLE
+from zmqdist.scheduling.shared import own_cluster
 from zmqdist.wire import trusted
 
 T = TypeVar("T")
@@ -281,7 +282,7 @@ class ClusterExecutor(futures.Executor):
         return count
 
     def _close_when_idle(self) -> None:
-        with self._idle:
+        with self._idle, own_cluster.waiting():
             self._idle.wait_for(lambda: not self._futures and not self._submitting)
         self._coordinator.callbacks.wait_called()
         self._coordinator.close()
@@ -488,10 +489,15 @@ class _Future(futures.Future[T]):
         self._replies: list[_CancelReply] = []
 
     def result(self, timeout: float | None = None) -> T:
-        return super().result(seconds(timeout))
+        with self._waiting():
+            return super().result(seconds(timeout))
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        return super().exception(seconds(timeout))
+        with self._waiting():
+            return super().exception(seconds(timeout))
+
+    def _waiting(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext() if self.done() else own_cluster.waiting()
 
     def cancel(self) -> bool:
         """Cancel the function unless a worker has begun it. Waits for the reply of the dispatcher.

@@ -63,6 +63,8 @@ Promises, checked by tests/scheduling/coordinator/transcripts and tests/sim
     P29 the data held to recompute a value is freed after the value was released
     P30 a retry with a policy begins only after the program has decided for it, and not before the
         wait that the policy computes from the number of the retry and the program's random number
+    P31 the session of the next function has nothing of the session before: it registers as one that
+        has submitted nothing, and submits only work that was scheduled for it
 
 Not here: payloads, exceptions and held data, which are opaque to the machine, and threads that wait
 (runtime.py).
@@ -144,6 +146,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     RoundRefused,
     RoundSettled,
     Scheduled,
+    SessionRequested,
     StreamTaken,
     SubmitWork,
     TakeBackRequested,
@@ -211,7 +214,7 @@ class CoordinatorMachine:
       rounds: whether failed work fails its round.
       starts: whether the dispatcher reports which work has begun (P14).
       width: the number of work items that the dispatcher may have (P13). None means no bound.
-      nested: whether a scheduled function schedules the work.
+      parent: the lease of the function that schedules the work; 0 if a program does.
 
     Attributes:
       works: the unfinished work items, those whose value a worker keeps or has lost, and those that
@@ -237,7 +240,7 @@ class CoordinatorMachine:
         rounds: bool = True,
         starts: bool = False,
         width: int | None = None,
-        nested: bool = False,
+        parent: int = 0,
     ) -> None:
         self.coordinator = coordinator
         self.affinity = WorkerAffinity(recovery_limit_s)
@@ -246,7 +249,7 @@ class CoordinatorMachine:
         self.unfinished = self.waiting = self.workers = 0
         self.failed: int | None = None
         self.ending = self.registered = False
-        self._rounds, self._starts, self._width, self._nested = rounds, starts, width, nested
+        self._rounds, self._starts, self._width, self.parent = rounds, starts, width, parent
         self._queue_max = queue_max
         self._cancel_grace_s = cancel_grace_s
         self._lost_limit_s = lost_limit_s
@@ -387,17 +390,13 @@ class CoordinatorMachine:
             case RetryDecided():
                 self._retry_decided(event)
             case DispatcherUp():
-                self._send(
-                    RegisterCoordinator(
-                        self.coordinator,
-                        self._queue_max,
-                        self.wire_round,
-                        self._submitted_before,
-                        self.affinity.recovery_limit_s is not None,
-                        self._starts,
-                        self._nested,
-                    )
-                )
+                self._request_registration()
+            case SessionRequested(parent):
+                is_up = self.registered
+                self._disconnected(for_good=False)
+                self.parent, self._submitted_before = parent, False
+                if is_up:  # otherwise the next connection begins the session
+                    self._request_registration()
             case DispatcherDown():
                 self._disconnected(for_good=False)
             case CallsEnded(actor, items):
@@ -991,6 +990,19 @@ class CoordinatorMachine:
                 numbers.append(number)
         if numbers:
             self._effects.append(WorkBegun(numbers))
+
+    def _request_registration(self) -> None:
+        self._send(
+            RegisterCoordinator(
+                self.coordinator,
+                self._queue_max,
+                self.wire_round,
+                self._submitted_before,
+                self.affinity.recovery_limit_s is not None,
+                self._starts,
+                self.parent,
+            )
+        )
 
     def _register(self, workers: int) -> None:
         self.registered = True

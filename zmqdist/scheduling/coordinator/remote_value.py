@@ -33,7 +33,7 @@ from zmqdist.scheduling.coordinator.dispatcher_target import Target
 from zmqdist.scheduling.coordinator.failures import Failure, Failures
 from zmqdist.scheduling.coordinator.result_fetcher import ResultFetcher
 from zmqdist.scheduling.coordinator.work import KeptAt, Work
-from zmqdist.scheduling.shared import remote_results
+from zmqdist.scheduling.shared import own_cluster, remote_results
 from zmqdist.scheduling.shared.result_parts import part_reference, split_parts
 from zmqdist.wire import results, trusted
 
@@ -286,7 +286,9 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         self._owner.post_event(ValueLost(self._work, lost.attempt))
         if self._owner.closed:
             return False  # type: ignore[unreachable]  # the loop may have ended before the event
-        if not waiter.acquire(True, -1 if (left_s := left(until)) is None else left_s):
+        with own_cluster.waiting():
+            is_released = waiter.acquire(True, -1 if (left_s := left(until)) is None else left_s)
+        if not is_released:
             forget_waiter(self, waiter)
             problem = (
                 f"{self.name}, whose value was lost, has not been recomputed after {timeout:g} s"
@@ -413,7 +415,9 @@ class RemoteValue(NotAFuture, Generic[T_co]):
                 pass
 
         settle_at_end(self, wake_loop)
-        yield from future
+        if not future.done():
+            with own_cluster.waiting():
+                yield from future
         # The fetch of a kept value blocks, so it must not run in the thread of the event loop.
         if self._work.kind == KEPT and self._value is NOTHING:
             return (yield from loop.run_in_executor(None, self.result))
@@ -475,9 +479,9 @@ class RemoteValue(NotAFuture, Generic[T_co]):
             if self.done():
                 return
             self._add_waiter(waiter)
-        if timeout is None:
-            waiter.acquire()
-        elif not waiter.acquire(True, timeout):
+        with own_cluster.waiting():
+            is_released = waiter.acquire(True, -1 if timeout is None else timeout)
+        if not is_released:
             forget_waiter(self, waiter)
             if not self.done():
                 raise errors.DeadlineExceededError(f"{self.name} has not ended after {timeout:g} s")

@@ -45,7 +45,6 @@ from zmqdist.messages import (
     Message,
     Read,
     Refused,
-    Stalled,
     Unsatisfied,
 )
 from zmqdist.rpc.client import ZmqClient
@@ -84,6 +83,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     Scheduled,
     SendCalls,
     SendToActor,
+    SessionRequested,
     SubmitWork,
     WorkBegun,
 )
@@ -117,6 +117,7 @@ from zmqdist.scheduling.coordinator.work import (
 )
 from zmqdist.scheduling.coordinator.work_names import described
 from zmqdist.scheduling.shared.actors import ActorState
+from zmqdist.scheduling.shared.own_cluster import parent_of
 from zmqdist.scheduling.shared.references import (
     INPUTS,
     KEEP,
@@ -128,7 +129,6 @@ from zmqdist.scheduling.shared.references import (
 from zmqdist.scheduling.shared.remote_results import decode_loss
 from zmqdist.scheduling.shared.result_parts import COUNT_BYTES
 from zmqdist.scheduling.shared.store import BulkStore
-from zmqdist.task_context import scheduled
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.memory_limits import TRIM_WORTH_ITEMS, trim_heap
@@ -147,14 +147,6 @@ NEAR_BYTES_MIN = 2**20
 millisecond."""
 
 UNSATISFIED = "%s waits: %s"
-
-STALLED = (
-    "%d functions that functions have scheduled wait for a slot, all %d slots at %s are busy, and "
-    "for some seconds none has "
-    "begun or ended a function: a function that waits (get, fetch, join) keeps its slot, so they "
-    "may wait for ever. Have the program "
-    "schedule and wait, or start more slots than functions that wait; cancel() ends them"
-)
 
 WORKERS = frozenset({"worker"})
 
@@ -299,7 +291,7 @@ class CoordinatorRuntime:
             rounds=rounds,
             starts=not rounds,
             width=width,
-            nested=scheduled(),
+            parent=parent_of(target.address),
             now=self._loop.now(),
         )
         try:
@@ -460,6 +452,21 @@ class CoordinatorRuntime:
         self.queue.room = self.queue.works_max - max(queued, self.machine.waiting)
         return self.queue.room > 0 and self.queue.fits(nbytes, bulks)
 
+    @property
+    def is_idle(self) -> bool | None:
+        """Whether all work of rounds has ended without a failure, so that another session can
+        begin. None if this runtime cannot be used any more.
+        """
+        if self.closed or self.refusal is not None or self.pid != os.getpid():
+            return None
+        return self.machine.registered and not self.progress.unfinished and not self.failures
+
+    def begin_session(self, parent: int) -> None:
+        """Begin a new session at the dispatcher, for the function with the lease `parent`. The
+        runtime must be idle.
+        """
+        self.post_event(SessionRequested(parent))
+
     def end_round(self) -> None:
         """Request the end of the round. The loop increases `rounds_ended` when the round has ended.
         The caller must hold `lock`."""
@@ -569,8 +576,6 @@ class CoordinatorRuntime:
             works = (self.machine.works.get(number) for number, _ in message.works)
             waiting = ", ".join(dict.fromkeys(work.name for work in works if work is not None))
             log.warning(UNSATISFIED, waiting, message.text)
-        elif isinstance(message, Stalled):
-            log.warning(STALLED, message.waiting, message.slots, self.target.address)
         elif isinstance(message, Refused):
             # A final Refused after the registration means that another connection has the session
             # now. The dispatcher ignores this one.

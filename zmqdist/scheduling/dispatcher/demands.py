@@ -189,6 +189,8 @@ class Demands:
     def _reserve(self, load: WorkerLoad, queue: SessionQueue) -> Grant | None:
         if queue.worker not in ("", load.name) or not load.has_place:
             return None
+        if not load.admits(queue.session.depth):
+            return None
         # Work with large inputs waits for an idle slot, because it is not requested back.
         is_idle = load.outstanding < load.member.slots
         if not queue.request and not (is_idle and self._is_near(load, queue)):

@@ -21,9 +21,9 @@ Theory of operation
     start before. A worker must report the start of an item before it starts the item
     (`report_before_start`) if the item has lost a start, or if it may have started at the worker
     that had it before.
-    A function that schedules functions and waits for them keeps its slot meanwhile. If such
-    functions fill all slots, none of their work can begin (P18). The dispatcher cannot know whether
-    a function waits, but a function that has scheduled work usually does.
+    Functions may schedule functions (children.py). A function that waits for results does not count
+    as one that its worker runs. Nested work is handed out before other work, the deepest first:
+    such work ends functions that have begun, and so few functions wait at a time.
 
 Promises, checked by tests/sim
     P1   each submitted work item ends exactly once for its session: by a result, by a final
@@ -58,9 +58,9 @@ Promises, checked by tests/sim
          resources when the coordinator has said goodbye, or was away for `lease_s`
     P17  work cancelled with `unless_begun` is never aborted after it has begun; the session gets
          CANCELLED, Begun or the work's result
-    P18  while all slots are busy, work of a nested session (the coordinator of a scheduled
-         function) waits, and nothing begins or ends for STALLED_S, one nested session gets one
-         Stalled, and no other until all nested sessions have ended
+    P18  nested work is handed out before other work that any worker may run, the deepest first (an
+         exception to P10); a worker at its bound of waiting functions gets only work that is
+         deeper than they are, apart from pinned work and work with resources
     P19  each item with resources that has not ended at its worker has a grant of that worker; the
          grants of a worker never exceed what it has; they are released when nothing of the item can
          execute at this worker (resources.py, demands.py)
@@ -75,8 +75,9 @@ Not here: which workers are alive (membership_and_leases.py), how a worker runs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from zmqdist import errors
@@ -119,7 +120,7 @@ from zmqdist.messages import (
     Results,
     RoundEnded,
     SlotsLost,
-    Stalled,
+    SlotsWaiting,
     StartsLost,
     StealRequest,
     Submit,
@@ -127,6 +128,7 @@ from zmqdist.messages import (
     Workers,
 )
 from zmqdist.scheduling.dispatcher.actors_machine import ActorDirectory, ActorRow
+from zmqdist.scheduling.dispatcher.children import FENCED, HeldEnd, Nesting
 from zmqdist.scheduling.dispatcher.demands import DemandRow
 from zmqdist.scheduling.dispatcher.membership_and_leases import (
     Member,
@@ -204,7 +206,7 @@ class Dispatch:
         """The time at which all workers forget a coordinator's numbers (P16), for each coordinator
         that had detached work and is away."""
         self.loads: dict[Member, WorkerLoad] = {}
-        self._stalls = StallWatch()
+        self.nesting = Nesting()
         self.slot_deaths = 0
         self.last_slot_death: tuple[str, int | None, float] | None = None
 
@@ -213,7 +215,8 @@ class Dispatch:
         """The time at which `settle` and `assign` must next be called if no event occurs before;
         None means never."""
         first = self.placement.deadline
-        for at in (self._stalls.deadline, self.placement.demands.deadline):
+        held_at = self.nesting.deadline if self.nesting.held else None
+        for at in (held_at, self.placement.demands.deadline):
             if at is not None:
                 first = at if first is None else min(first, at)
         if not self._ending_sessions and not self._forget_at:
@@ -234,6 +237,14 @@ class Dispatch:
     ) -> list[Send]:
         if problem := coordinator_problem(message):
             return [Send(peer, Refused(errors.INVALID_ARGUMENT, problem, final=True))]
+        parent: Lease | None = None
+        effects: list[Send] = []
+        if message.parent:
+            load = next((x for x in self.loads.values() if message.parent in x.leases), None)
+            parent = None if load is None else load.leases[message.parent]
+            if load is None or parent is None or parent.state in OUTCOME_IGNORED:
+                return [Send(peer, Refused(errors.ABORTED, FENCED, final=True))]
+            effects += self.note_starts(load.member, [message.parent])
         earlier = [s for s in self.sessions.values() if s.coordinator == message.coordinator]
         # A coordinator that reconnects takes the place of its earlier session.
         if len(self.sessions) - len(earlier) >= COORDINATORS_MAX:
@@ -246,7 +257,6 @@ class Dispatch:
                     ),
                 )
             ]
-        effects: list[Send] = []
         for earlier_session in earlier:
             effects += self.end_session(earlier_session.peer, now)
             # Another program with this number gets this Refused. A coordinator that has reconnected
@@ -268,9 +278,8 @@ class Dispatch:
             # previous dispatcher (P5).
             session.unsettled_until = now + self._lease_s
         self.sessions[peer] = session
-        if message.nested:
-            self._stalls.sessions[session] = None
-            self._stalls.moved(now)
+        if parent is not None:
+            self.nesting.adopt(session, parent)
         effects.append(Send(peer, CoordinatorRegistered(self.attempts_max, len(self.loads))))
         if message.watch_members:
             effects.append(Send(peer, Members([_member_row(member) for member in self.loads], [])))
@@ -289,11 +298,14 @@ class Dispatch:
         main = session
         if not message.items:
             return []
+        if session.fenced:
+            return [Send(session.peer, Refused(errors.ABORTED, FENCED, final=True))]
         if message.detached:
             if session.detached is None:
                 session.detached = CoordinatorSession(
                     session.coordinator, session.peer, QUEUE_MAX, functions=session.functions
                 )
+                session.detached.depth = session.depth
             session = session.detached
         elif message.round <= session.closed_round:
             # the work arrives after the coordinator's request to end its round
@@ -318,8 +330,6 @@ class Dispatch:
             message.near,
             message.near_bytes,
         )
-        if main in self._stalls.sessions:
-            self._stalls.moved(now)
         if session is main and session.submitted - session.progress_reported >= session.queue_max:
             self._full_sessions[session] = None
         return []
@@ -411,7 +421,6 @@ class Dispatch:
             return []
         self._ending_sessions.pop(session, None)
         self._full_sessions.pop(session, None)
-        self._stalls.closed(session)
         effects: list[Send] = []
         for part in session.with_detached:
             part.closed = True
@@ -452,6 +461,7 @@ class Dispatch:
         # The last messages over the old connection may be lost, so functions are sent again (P8), and
         # no reply to a StealRequest is expected.
         load.known_functions.clear()
+        load.waiting.clear()
         load.steals = 0
         still = set(register.held)
         vanished = [load.leases.pop(number) for number in list(load.leases) if number not in still]
@@ -470,7 +480,7 @@ class Dispatch:
             effects.append(Send(member.peer, StealRequest(unwanted)))
         effects += [Send(member.peer, forget) for forget in load.undelivered_forgets]
         load.undelivered_forgets.clear()
-        effects += self._give_back(vanished)
+        effects += self._give_back_after_children(vanished)
         self.placement.reindex(load)
         return effects
 
@@ -499,7 +509,7 @@ class Dispatch:
         effects = self._report_members(
             Members([], [(member.name, member.incarnation, loss.reason)])
         )
-        effects += self._charge_lost_starts(
+        effects += self._lose_starts(
             [(lease, exit_code, log) for lease in started_leases], member.name
         )
         effects += self._give_back(waiting, report_before_start=True)
@@ -511,10 +521,12 @@ class Dispatch:
     def take_outcomes(self, member: Member, done: Done, now: float) -> list[Send]:
         load = self.loads[member]
         start_reports = self.note_starts(member, done.started) if done.started else []
-        self._stalls.moved(now)
+        nested = self.nesting.children
         by_session: dict[CoordinatorSession, list[Result]] = {}
         unwanted: list[int] = []
-        before, leases = len(load.leases), load.leases
+        before, leases, waiting = len(load.leases), load.leases, load.waiting
+        is_nesting = bool(waiting or nested)
+        held: list[Send] = []
         present: CoordinatorSession | None = None
         results: list[Result] = []
         assigned, over = LeaseState.ASSIGNED, LeaseState.ENDED
@@ -523,6 +535,13 @@ class Dispatch:
             # P2: the lease has ended, or another worker holds it.
             if lease is None:
                 continue
+            if is_nesting:
+                waiting.discard(number)
+                if lease in nested:
+                    held += self._hold(
+                        lease, partial(self._apply_outcome, load, number, lease, kind, payload)
+                    )
+                    continue
             session = lease.session
             if session is not present:
                 present, results = session, by_session.setdefault(session, [])
@@ -553,7 +572,15 @@ class Dispatch:
         ]
         if unwanted and member.peer is not None:
             effects.append(Send(member.peer, FreeResult(unwanted)))
-        return start_reports + effects + self.settle(now)
+        return start_reports + effects + held + self.settle(now)
+
+    def slots_waiting(self, member: Member, message: SlotsWaiting) -> list[Send]:
+        """Record which functions of a worker wait for results, or do not wait any more."""
+        load = self.loads[member]
+        load.waiting.update(load.leases.keys() & message.waiting)
+        load.waiting.difference_update(message.resumed)
+        self.placement.reindex(load)
+        return []
 
     def note_starts(self, member: Member, numbers: list[int]) -> list[Send]:
         leases = self.loads[member].leases
@@ -574,11 +601,11 @@ class Dispatch:
         load.steals = 0
         for number in numbers:
             load.stale_leases.pop(number, None)
-            lease = load.leases.pop(number, None)
+            lease = load.pop(number)
             if lease is not None:
                 back.append(lease)
         self.placement.reindex(load)
-        return self._give_back(back) + self.settle(now)
+        return self._give_back_after_children(back) + self.settle(now)
 
     def slots_lost(self, member: Member, lost: SlotsLost, now: float) -> list[Send]:
         load = self.loads[member]
@@ -587,11 +614,11 @@ class Dispatch:
             load.slot_deaths += 1
             self.slot_deaths += 1
             self.last_slot_death = member.name, exit_code, now
-            lease = load.leases.pop(number, None)
+            lease = load.pop(number)
             if lease is not None:
                 charged.append((lease, exit_code, log))
         self.placement.reindex(load)
-        return self._charge_lost_starts(charged, member.name) + self.settle(now)
+        return self._lose_starts(charged, member.name) + self.settle(now)
 
     def assign(self, now: float) -> list[Send]:
         """Hand out waiting work, and report progress to coordinators whose queue was full. The
@@ -607,6 +634,70 @@ class Dispatch:
 
     # -- ends --------------------------------------------------------------------------------------
 
+    def _hold(self, lease: Lease, apply: Callable[[], list[Send]]) -> list[Send]:
+        """Hold back the end of a lease until its children have ended (P21), and fence them."""
+        self.nesting.held.append(HeldEnd(lease, apply))
+        return self._fence(lease, 0.0)
+
+    def _fence(self, lease: Lease, grace_s: float) -> list[Send]:
+        """End the children of a lease that ends or is cancelled (P22)."""
+        effects: list[Send] = []
+        for session in self.nesting.unfenced(lease):
+            parts = session.with_detached
+            is_busy = any(part.queued or part.outstanding for part in parts)
+            for part in parts:
+                self.placement.drop(part)
+                effects += self._free_results_of(part, include_values=True)
+            effects += self._abort_leases(partial(_is_of, parts), grace_s)
+            if is_busy and not session.closed:
+                refusal = Refused(errors.ABORTED, FENCED, final=True)
+                effects.append(Send(session.peer, refusal))
+        return effects
+
+    def _apply_outcome(
+        self, load: WorkerLoad, number: int, lease: Lease, kind: int, payload: bytes
+    ) -> list[Send]:
+        """Apply the outcome of a lease that was held back."""
+        session = lease.session
+        is_lost = self.loads.get(load.member) is not load
+        if kind == BULK and (lease.state in OUTCOME_IGNORED or session.closed or is_lost):
+            effects = [] if is_lost else _free_results({load: [number]})
+            return effects + self._give_back([lease])
+        session.outstanding -= 1
+        if lease.state in OUTCOME_IGNORED:
+            kind, payload = CANCELLED, b""
+        if kind == BULK:
+            lease.enter(LeaseState.HELD)
+            load.held[number] = lease
+            session.held[lease.work, lease.attempt] = (load, number)
+        else:
+            lease.enter(LeaseState.ENDED)
+            session.finished += 1
+        result = (lease.work, lease.attempt, kind, payload)
+        return [] if session.closed else [Send(session.peer, Results([result]))]
+
+    def _lose_starts(self, lost: list[tuple[Lease, int | None, str]], worker: str) -> list[Send]:
+        """Charge lost starts, those of functions with children once these have ended."""
+        if not self.nesting.children:
+            return self._charge_lost_starts(lost, worker)
+        effects: list[Send] = []
+        plain: list[tuple[Lease, int | None, str]] = []
+        for start in lost:
+            if start[0] not in self.nesting.children:
+                plain.append(start)
+                continue
+            charge = partial(self._charge_lost_starts, [start], worker)
+            effects += self._hold(start[0], charge)
+        return effects + self._charge_lost_starts(plain, worker)
+
+    def _give_back_after_children(self, leases: list[Lease]) -> list[Send]:
+        """Give back leases, those of functions with children once these have ended."""
+        parents = [lease for lease in leases if lease in self.nesting.children]
+        effects = self._give_back([lease for lease in leases if lease not in parents])
+        for lease in parents:
+            effects += self._hold(lease, partial(self._give_back, [lease]))
+        return effects
+
     def _charge_lost_starts(
         self, lost: Iterable[tuple[Lease, int | None, str]], worker: str
     ) -> list[Send]:
@@ -617,7 +708,7 @@ class Dispatch:
         cut: list[Lease] = []
         for lease, exit_code, log in lost:
             lease.charge_lost_start()
-            if lease.state in NOT_RUN_AGAIN:
+            if lease.state in NOT_RUN_AGAIN or lease.session.fenced:
                 cut.append(lease)
                 continue
             final = lease.lost >= self.attempts_max
@@ -649,7 +740,7 @@ class Dispatch:
                 session.held.pop((lease.work, lease.attempt), None)
             else:
                 session.outstanding -= 1
-            if session.closed or state is LeaseState.KEPT:
+            if session.closed or session.fenced or state is LeaseState.KEPT:
                 continue
             if state in NOT_RUN_AGAIN:
                 cancelled.setdefault(session, []).append(
@@ -661,14 +752,19 @@ class Dispatch:
 
     def _abort_leases(self, selects: Callable[[Lease], bool], grace_s: float) -> list[Send]:
         effects: list[Send] = []
+        parents: list[Lease] = []
         for load in self.loads.values():
             numbers = []
             for number, lease in load.leases.items():
                 if selects(lease):
                     lease.cancel()
                     numbers.append(number)
+                    if lease in self.nesting.children:
+                        parents.append(lease)
             if numbers and load.reachable:
                 effects.append(Send(load.member.peer, AbortLeases(numbers, grace_s)))
+        for lease in parents:
+            effects += self._fence(lease, grace_s)
         return effects
 
     def _free_results_of(self, session: CoordinatorSession, *, include_values: bool) -> list[Send]:
@@ -684,7 +780,11 @@ class Dispatch:
         """Send RoundEnded for each round that a coordinator ends, once no work of the round can be
         executing (P5). Have all workers forget the functions and resources of each coordinator that
         had detached work and has been away for `lease_s` (P16)."""
-        effects: list[Send] = self._stalls.report(self.loads.values(), now)
+        effects: list[Send] = []
+        if self.nesting.children or self.nesting.held:
+            while ready := self.nesting.take_quiet(now):
+                for end in ready:
+                    effects += end.apply()
         if self._forget_at:
             for coordinator in [
                 number for number, until in self._forget_at.items() if until <= now
@@ -774,6 +874,10 @@ class Dispatch:
         return effects
 
 
+def _is_of(parts: tuple[CoordinatorSession, ...], lease: Lease) -> bool:
+    return lease.session in parts
+
+
 def _abort_strays(load: WorkerLoad, numbers: list[int]) -> list[Send]:
     """Abort leases that the worker still has but that no longer exist at the dispatcher (P2)."""
     return [Send(load.member.peer, AbortLeases(numbers, 0.0))] if numbers else []
@@ -800,62 +904,6 @@ def _start_messages(leases: Iterable[Lease]) -> list[Send]:
 
 def _member_row(member: Member) -> tuple[str, int, int, str]:
     return (member.name, member.incarnation, member.pid, member.host)
-
-
-STALLED_S = 5.0
-"""Seconds without progress after which the dispatcher reports a stall."""
-
-
-class StallWatch:
-    """The watch over nested sessions, which are sessions of coordinators that scheduled functions
-    have made.
-
-    Attributes:
-      sessions: the open nested sessions, in the order of their registrations.
-    """
-
-    def __init__(self) -> None:
-        self.sessions: dict[CoordinatorSession, None] = {}
-        self._reported = False
-        self._moved_at: float | None = None
-
-    @property
-    def deadline(self) -> float | None:
-        """The time at which `report` must be called; None while there is nothing to watch."""
-        return None if self._reported or not self.sessions else self._moved_at
-
-    def moved(self, now: float) -> None:
-        """Note that work has begun or ended, or that a nested session has submitted work."""
-        self._moved_at = now + STALLED_S
-
-    def closed(self, session: CoordinatorSession) -> None:
-        self.sessions.pop(session, None)
-        self._reported = self._reported and bool(self.sessions)
-
-    def report(self, loads: Collection[WorkerLoad], now: float) -> list[Send]:
-        """Return the report to one nested session if there is a stall. It is returned once until
-        all nested sessions have been closed."""
-        due = self.deadline
-        if due is None or now < due:
-            return []
-        self.moved(now)
-        running = sum(lease.state in RUNNING for load in loads for lease in load.leases.values())
-        slots = sum(load.member.slots for load in loads)
-        waiting = {
-            session: sum(part.queued + part.outstanding for part in session.with_detached)
-            for session in self.sessions
-        }
-        for load in loads:
-            for lease in load.leases.values():
-                for session in waiting:
-                    waiting[session] -= (
-                        lease.state in RUNNING and lease.session in session.with_detached
-                    )
-        receiver = next((session for session, count in waiting.items() if count), None)
-        if receiver is None or running < slots:
-            return []
-        self._reported = True
-        return [Send(receiver.peer, Stalled(sum(waiting.values()), slots))]
 
 
 Event: TypeAlias = Heard | PeerExpelled | PeerGone | ProcessExited | Ticked
@@ -1152,6 +1200,8 @@ class Broker:
                 return self.dispatch.leases_returned(member, leases, now)
             case SlotsLost():
                 return self.dispatch.slots_lost(member, message, now)
+            case SlotsWaiting():
+                return self.dispatch.slots_waiting(member, message)
             case Beat():
                 return [Send(peer, message)]
             case Register() | Leave() | Goodbye():

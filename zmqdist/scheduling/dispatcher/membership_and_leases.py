@@ -76,6 +76,7 @@ class Member:
     watched: bool
     peer: Peer | None
     threads_per_slot: int = 0
+    nested_slots_max: int = 0
     address: str = ""
     """The address at which other processes reach the worker's own server."""
     resources: Quantities = ()
@@ -269,6 +270,7 @@ class Membership:
             watched=watched,
             peer=peer,
             threads_per_slot=register.threads_per_slot,
+            nested_slots_max=register.nested_slots_max,
             address=register.address,
             resources=register.resources,
         )

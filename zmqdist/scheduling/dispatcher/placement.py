@@ -5,6 +5,8 @@ Rules
     Idle workers get work first, then workers with room in their window. Coordinators take turns.
     Within a queue the highest priority is handed out first, and within one priority the oldest
     item.
+    Work of the coordinators of functions (nested work) goes before other work, the deepest first. A
+    worker at its bound of waiting functions gets no other work, apart from pinned work.
     Work pinned to a worker waits in a queue of its own. As soon as this worker has room, it gets
     the pinned work before any other work. Pinned work is never handed out to another worker, and
     the dispatcher does not request it back.
@@ -72,6 +74,8 @@ class Placement:
         self.queued = 0
         self._next_lease = first_lease
         self._ready_queues: deque[SessionQueue] = deque()
+        self._ready_nested: dict[int, deque[SessionQueue]] = {}
+        """The queues of nested work by depth. A depth without work has no entry."""
         self._ready_pinned: dict[str, deque[SessionQueue]] = {}
         """The queues of pinned work by worker name, each list in the order of turns. A worker
         without pinned work has no entry."""
@@ -81,6 +85,8 @@ class Placement:
         """The workers that have room for pinned work, and for which pinned work waits."""
         self._idle: OrderedDict[WorkerLoad, None] = OrderedDict()
         self._with_capacity: OrderedDict[WorkerLoad, None] = OrderedDict()
+        self._nested_only: OrderedDict[WorkerLoad, None] = OrderedDict()
+        """The workers at their bound (nested_bound.py) with a free place."""
         self._overloaded: OrderedDict[WorkerLoad, None] = OrderedDict()
         self._steal_times: list[tuple[float, int, WorkerLoad]] = []
         self._entry_numbers = itertools.count()
@@ -91,7 +97,7 @@ class Placement:
     def deadline(self) -> float | None:
         """The time at which `assign` must next be called to request work back; None means never.
         Valid right after `assign`."""
-        if self._ready_queues or self._free_slots <= self._returning:
+        if self._ready_queues or self._ready_nested or self._free_slots <= self._returning:
             return None
         steal_times = self._steal_times
         while steal_times and not self._is_current(steal_times[0]):
@@ -216,7 +222,7 @@ class Placement:
             self.demands.add(queue)
             return
         if not queue.worker:
-            self._ready_queues.append(queue)
+            self._line_of(queue).append(queue)
             return
         self._ready_pinned.setdefault(queue.worker, deque()).append(queue)
         if queue.worker in self._loads_by_name:
@@ -226,20 +232,27 @@ class Placement:
         """Remove a queue without work from the queues that take turns."""
         if queue.is_ready:
             if not queue.is_demand:
-                (self._ready_pinned[queue.worker] if queue.worker else self._ready_queues).remove(
+                (self._ready_pinned[queue.worker] if queue.worker else self._line_of(queue)).remove(
                     queue
                 )
             self._note_not_ready(queue)
+
+    def _line_of(self, queue: SessionQueue) -> deque[SessionQueue]:
+        """Return the queues with which a queue of work for any worker takes turns."""
+        depth = queue.session.depth
+        return self._ready_nested.setdefault(depth, deque()) if depth else self._ready_queues
 
     def _note_not_ready(self, queue: SessionQueue) -> None:
         """Record that a queue no longer takes turns. Drop the queue if it was for pinned work, or
         for work that needs resources."""
         queue.is_ready = False
-        worker = queue.worker
+        worker, depth = queue.worker, queue.session.depth
         if queue.key:
             del queue.session.queues[queue.key]
         if queue.is_demand:
             self.demands.remove(queue)
+        elif depth and not worker and not self._ready_nested[depth]:
+            del self._ready_nested[depth]
         elif worker and not self._ready_pinned[worker]:
             del self._ready_pinned[worker]
             if worker in self._loads_by_name:
@@ -275,6 +288,10 @@ class Placement:
         slots = member.slots
         reachable = member.peer is not None
         usable = reachable and not member.leaving
+        if load.waiting or load in self._nested_only:
+            at_bound = load.at_bound
+            _set(self._nested_only, load, usable and at_bound and count < load.places)
+            usable = usable and not at_bound
         surplus = reachable and count > slots
         _set(self._idle, load, usable and count < slots)
         _set(self._with_capacity, load, usable and count < load.window.limit)
@@ -291,28 +308,31 @@ class Placement:
     def assign(self, now: float) -> list[Send]:
         """Hand out waiting work, or request work back for idle workers if no work waits. The caller
         must call this after each event."""
-        ready = self._ready_queues
-        pinned: dict[WorkerLoad, Handout] = {}
+        ready, nested = self._ready_queues, self._ready_nested
+        pinned: dict[tuple[WorkerLoad, int], Handout] = {}
         if self.demands.ready:
             self._hand_out_demands(pinned, now)
-        elif not ready and not self._with_pinned_work:
+        elif not ready and not nested and not self._with_pinned_work:
             return self._steal(now)
-        batches: dict[WorkerLoad, Handout] = {}
+        batches: dict[tuple[WorkerLoad, int], Handout] = {}
         # P12: no other worker may run pinned work, so it gets the room first.
         while self._with_pinned_work:
             load = next(iter(self._with_pinned_work))
             self._hand_out(load, _pinned_capacity(load), self._ready_pinned[load.name], pinned, now)
-        steals = [] if ready else self._steal(now)
+        steals = [] if ready or nested else self._steal(now)
+        while nested and (free := self._free_below(deepest := max(nested))) is not None:
+            self._hand_out(free, free.places - free.outstanding, nested[deepest], batches, now)
         # Fill the idle slots of all workers before any worker gets work ahead.
         while ready and self._idle:
             load = next(iter(self._idle))
             self._hand_out(load, load.member.slots - load.outstanding, ready, batches, now)
-        while ready and self._with_capacity:
+        while (ready or nested) and self._with_capacity:
             load = next(iter(self._with_capacity))
             plain = self.queued - self.queued_pinned - self.demands.queued
             share = max(1, plain // len(self._with_capacity))
+            line = nested[max(nested)] if nested else ready
             self._hand_out(
-                load, min(share, load.window.limit - load.outstanding), ready, batches, now
+                load, min(share, load.window.limit - load.outstanding), line, batches, now
             )
             # This worker goes to the end of the list, so that the workers with room take turns.
             if load in self._with_capacity:
@@ -320,21 +340,27 @@ class Placement:
         effects = [
             Send(load.member.peer, message)
             for handouts in (pinned, batches)
-            for load, batch in handouts.items()
-            for message in self._messages(batch, pinned=handouts is pinned)
+            for (load, depth), batch in handouts.items()
+            for message in self._messages(batch, pinned=handouts is pinned, depth=depth)
         ]
         return effects + steals
+
+    def _free_below(self, depth: int) -> WorkerLoad | None:
+        """Return a worker with a free place for nested work of this depth."""
+        for load in self._idle:
+            return load
+        return next((load for load in self._nested_only if load.admits(depth)), None)
 
     def _reindex_pinned(self, load: WorkerLoad) -> None:
         usable = load.reachable and not load.member.leaving
         waits = usable and load.name in self._ready_pinned
         _set(self._with_pinned_work, load, waits and _pinned_capacity(load) > 0)
 
-    def _hand_out_demands(self, batches: dict[WorkerLoad, Handout], now: float) -> None:
+    def _hand_out_demands(self, batches: dict[tuple[WorkerLoad, int], Handout], now: float) -> None:
         """Hand out work whose resources are free, item by item."""
         while (next_grant := self.demands.next_grant(now)) is not None:
             load, queue, grant = next_grant
-            batch = batches.setdefault(load, Handout())
+            batch = batches.setdefault((load, queue.session.depth), Handout())
             load.window.note_handed_out(now)
             band = queue.bands[-1]
             number = self._next_lease
@@ -380,16 +406,17 @@ class Placement:
         load: WorkerLoad,
         count: int,
         ready: deque[SessionQueue],
-        batches: dict[WorkerLoad, Handout],
+        batches: dict[tuple[WorkerLoad, int], Handout],
         now: float,
     ) -> None:
-        batch = batches.get(load)
-        if batch is None:
-            batch = batches[load] = Handout()
         load.window.note_handed_out(now)
         while count > 0 and ready:
             queue = ready[0]
             band = queue.bands[-1]
+            key = (load, queue.session.depth)
+            batch = batches.get(key)
+            if batch is None:
+                batch = batches[key] = Handout()
             # P10: each queue gets an equal share of the room, and then its next turn at the end.
             take = min(count, max(1, count // len(ready)))
             reported_first = min(take, len(band.report_before_start))
@@ -494,7 +521,7 @@ class Placement:
                 return entry[2]
         return None
 
-    def _messages(self, batch: Handout, *, pinned: bool) -> Iterator[Assign]:
+    def _messages(self, batch: Handout, *, pinned: bool, depth: int) -> Iterator[Assign]:
         """Yield the messages of a hand-out. Functions are in the message with the work that uses
         them, or in messages before it (P8)."""
         functions: list[tuple[int, int, bytes]] = []
@@ -512,6 +539,7 @@ class Placement:
                         len(self._loads_by_name),
                         pinned,
                         batch.grants,
+                        depth,
                     )
                     functions = []
 

@@ -35,6 +35,7 @@ from zmqdist.events import Peer
 from zmqdist.limits import WORKER_WINDOW_MAX
 from zmqdist.messages import SUBMISSION_SHIFT, Forget, Granted, Item, Leased
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member
+from zmqdist.scheduling.shared import nested_bound
 from zmqdist.scheduling.shared.quantities import Grant, Quantities
 from zmqdist.transitions import enter
 
@@ -252,6 +253,9 @@ class CoordinatorSession:
       closed: whether the connection has ended.
       finished: the number of work items that have ended, without those that were cancelled before
         they began.
+      depth: 0 for a program; for the coordinator of a function, one more than for that of the
+        function's work.
+      fenced: whether the function of this coordinator has ended or was cancelled (children.py).
     """
 
     coordinator: int
@@ -271,6 +275,8 @@ class CoordinatorSession:
     progress_reported: int = 0
     closed: bool = False
     finished: int = 0
+    depth: int = 0
+    fenced: bool = False
 
     @property
     def queued(self) -> int:
@@ -412,6 +418,7 @@ class WorkerLoad:
         threads: lease -> coordinator.
       grants: the resources of the worker's leases that need some, by number, until the lease has
         ended and its function is known to run no more.
+      waiting: those of `leases` whose functions wait for results of other work.
       known_functions: the functions that were sent to the worker, as (coordinator, number).
       steals: the number of leases that the dispatcher has requested back, until the worker
         replies.
@@ -433,6 +440,7 @@ class WorkerLoad:
     held: dict[int, Lease] = field(default_factory=dict)
     stale_leases: dict[int, int] = field(default_factory=dict)
     grants: dict[int, Grant] = field(default_factory=dict)
+    waiting: set[int] = field(default_factory=set)
     known_functions: set[tuple[int, int]] = field(default_factory=set)
     steals: int = 0
     undelivered_forgets: list[Forget] = field(default_factory=list)
@@ -444,7 +452,28 @@ class WorkerLoad:
 
     @property
     def outstanding(self) -> int:
-        return len(self.leases) + len(self.stale_leases)
+        return len(self.leases) + len(self.stale_leases) - len(self.waiting)
+
+    @property
+    def at_bound(self) -> bool:
+        """Whether so many functions wait that the worker may get only work deeper than `floor`."""
+        return nested_bound.at_bound(len(self.waiting), self.member.nested_slots_max)
+
+    @property
+    def floor(self) -> int:
+        """The depth of the deepest function that waits at the worker."""
+        return max((self.leases[number].session.depth for number in self.waiting), default=0)
+
+    @property
+    def places(self) -> int:
+        """The number of functions that the worker runs at a time, not counting those that wait."""
+        member = self.member
+        return nested_bound.places(member.slots, len(self.waiting), member.nested_slots_max)
+
+    def pop(self, number: int) -> Lease | None:
+        """Remove a lease that has ended, and return it; None if there is no such lease."""
+        self.waiting.discard(number)
+        return self.leases.pop(number, None)
 
     @property
     def reachable(self) -> bool:
@@ -457,6 +486,10 @@ class WorkerLoad:
         return self.member.slots - sum(
             bool(lease.band.session_queue.key) for lease in self.leases.values()
         )
+
+    def admits(self, depth: int) -> bool:
+        """Return whether the worker may begin work of this depth."""
+        return not (self.waiting and self.at_bound) or depth > self.floor
 
     @property
     def has_place(self) -> bool:

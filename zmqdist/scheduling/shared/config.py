@@ -230,6 +230,8 @@ class WorkerConfig:
       token_file, keys_dir: the places of the worker's secrets, if they are not in the default place
         (SECURITY.md).
       insecure: whether to use neither token nor keys, for a dispatcher that was started insecure.
+      nested_slots_max: how many extra slots the worker may start while functions in its slots wait
+        for results of functions that they have scheduled (docs/nested_work.md).
       ticket_file, ticket_fd: the private file or the descriptor from which `zmqdist worker` and
         launched workers read a join ticket. The worker then makes a key of its own (SECURITY.md)
         and stores it in `keys_dir` or in a temporary folder. The worker gets the name in the
@@ -273,6 +275,7 @@ class WorkerConfig:
     ticket_file: str | None = None
     ticket_fd: int | None = None
     actors_max: int = limits.WORKER_ACTORS_MAX
+    nested_slots_max: int = limits.NESTED_SLOTS_MAX
 
     def __post_init__(self) -> None:
         if not self.dispatcher_address:
@@ -280,6 +283,10 @@ class WorkerConfig:
         check_fields(self)
         if not 1 <= self.slots <= limits.SLOTS_MAX:
             raise _invalid(f"slots is {self.slots}, wants 1 to {limits.SLOTS_MAX}")
+        if not 0 <= self.nested_slots_max <= limits.SLOTS_MAX:
+            raise _invalid(
+                f"nested_slots_max is {self.nested_slots_max}, wants 0 to {limits.SLOTS_MAX}"
+            )
         try:
             check_worker_amounts(self.resources, processes=self.processes)
         except (TypeError, ValueError) as error:

@@ -68,8 +68,11 @@ Promises, checked by tests/scheduling/worker/test_machine.py and tests/sim
         does not run in processes that were started for devices
     P12 an item whose slot uses too much memory ends with OUT_OF_MEMORY, not as a lost start; other
         items of the slot go on as after a crash
+    P13 nested work begins before other waiting work, the deepest first; of one depth, pinned work
+        begins first
 
-Not here: processes, threads and pipes (runtime.py), and the functions themselves, which are opaque.
+Not here: functions that wait, and extra slots (nested_slots.py), processes, threads and pipes
+(runtime.py), and the functions themselves, which are opaque.
 """
 
 from __future__ import annotations
@@ -108,12 +111,14 @@ from zmqdist.messages import (
     Register,
     Registered,
     SlotsLost,
+    SlotsWaiting,
     StartActor,
     StealRequest,
     StopActor,
 )
 from zmqdist.scheduling.shared.quantities import Grant, Quantities
 from zmqdist.scheduling.worker.actor_host_machine import ActorHost
+from zmqdist.scheduling.worker.nested_slots import NestedSlots
 from zmqdist.scheduling.worker.records import (
     Slot,
     SlotState,
@@ -143,8 +148,11 @@ from zmqdist.scheduling.worker.worker_events import (
     SlotOverMemory,
     SlotReady,
     SlotReclaimed,
+    SlotResumed,
     SlotSeen,
+    SlotWaits,
     Spawn,
+    WaitAnswered,
 )
 
 DISPATCHER: Final = "dispatcher"
@@ -350,6 +358,7 @@ class WorkerMachine:
       contact: the state of the contact with the dispatcher.
       queue, slots: the work that waits for a slot, and the slots.
       actors: the processes of actors.
+      nested: the functions that wait for results, and the extra slots.
       functions: the pickled functions, by (coordinator, number).
       results: the outcomes of the bulk results that the worker holds, by lease.
       grants: the resources of leases that have some. Some of these leases may have ended.
@@ -378,6 +387,7 @@ class WorkerMachine:
         threads_per_slot: int = 0,
         resources: Quantities = (),
         actors_max: int = 0,
+        nested_slots_max: int = 0,
     ) -> None:
         self.job, self.index, self.can_kill = job, index, can_kill
         self._register_template = Register(
@@ -394,11 +404,13 @@ class WorkerMachine:
             threads_per_slot=threads_per_slot,
             resources=resources,
             actors_max=actors_max,
+            nested_slots_max=nested_slots_max,
         )
         self.actors = ActorHost(actors_max)
         self.leaving, self.serving, self.workers = False, False, 0
         self.exit: Exit | None = None
         self.slots = [Slot(i) for i in range(slots)]
+        self.nested = NestedSlots(self.slots, nested_slots_max)
         self.queue = WaitingWork()
         self.grants: dict[int, Grant] = {}
         self._busy_since: float | None = None
@@ -423,6 +435,7 @@ class WorkerMachine:
             return None
         first = earliest(earliest(self.contact.deadline, self.leave_at), self._stagger.until)
         first = earliest(first, self.actors.deadline)
+        first = earliest(first, self.nested.deadline)
         for slot in self.slots:
             if slot.abort_at and self.can_kill:
                 first = earliest(first, slot.kill_at)
@@ -473,7 +486,16 @@ class WorkerMachine:
             case SlotReady(index):
                 self.slots[index].enter(SlotState.READY)
                 self._spawn_failures = 0
+                self.slots[index].reported_at = now
                 return []
+            case SlotWaits(index, position):
+                return self._wait(self.slots[index], position)
+            case SlotResumed(index, position):
+                slot = self.slots[index]
+                if slot.waits_at != position:
+                    return []
+                self.nested.end_wait(slot)
+                return [*self.contact.report(SlotsWaiting([], slot.leases()[:1]))]
             case SlotReclaimed(index, position):
                 return self._reclaimed(self.slots[index], position, now)
             case SlotDied():
@@ -498,7 +520,7 @@ class WorkerMachine:
 
     def _handle_message(self, message: object, now: float) -> list[Effect]:
         match message:
-            case Assign(functions, items, report_before_start, workers, pinned, grants) if (
+            case Assign(functions, items, report_before_start, workers, pinned, grants, depth) if (
                 self.contact.registered
             ):
                 self.workers = workers
@@ -512,7 +534,9 @@ class WorkerMachine:
                     self._busy_since = now
                 for coordinator, fn, pickled in functions:
                     self.functions[coordinator, fn] = pickled
-                self.queue.put(items, report_before_start=report_before_start, pinned=pinned)
+                self.queue.put(
+                    items, report_before_start=report_before_start, pinned=pinned, depth=depth
+                )
                 return self._returned(self.queue.empty()) if self.leaving else []
             case Registered(index, beat_s, lease_s, _, serial) if serial in (
                 0,
@@ -524,6 +548,9 @@ class WorkerMachine:
                     *self.results.values(),
                     *(o for o in self._outcomes if o[0] not in self.results),
                 ]
+                waiting = [slot.leases()[0] for slot in self.slots if slot.waits_at]
+                if waiting:  # a dispatcher forgets them with the connection
+                    postponed.append(Send(DISPATCHER, SlotsWaiting(waiting, [])))
                 return [*self._announce_leave(), *postponed]
             case Beat():
                 self.contact.echoed(now)
@@ -643,6 +670,7 @@ class WorkerMachine:
                 )
                 effects += self._exit(errors.OK, "")
         effects += self.actors.kill_overdue(now)
+        effects += self.nested.end_idle(now)
         return effects + (kill_overdue(self.slots, now) if self.can_kill else [])
 
     def _beat(self, now: float) -> Send:
@@ -659,6 +687,7 @@ class WorkerMachine:
         self.queue.pinned.clear()
         self._outcomes.clear()
         self._starts.clear()
+        self.queue.depths.clear()
         self.results.clear()
         self._announced = None
         for slot in self.slots:
@@ -669,6 +698,7 @@ class WorkerMachine:
                     slot.enter(SlotState.LEFT_OVER)
                 effects.append(Interrupt(slot.index, slot.given[0][0]))
             else:
+                self.nested.end_wait(slot)
                 slot.given.clear()
                 if slot.state is not SlotState.ENDING:
                     slot.enter(SlotState.ENDING)
@@ -740,6 +770,9 @@ class WorkerMachine:
     def _fill(self, now: float) -> list[Effect]:
         """Give waiting work to the slots that can take it."""
         effects: list[Effect] = []
+        nested = self.nested
+        if nested.at_bound:
+            effects += self._returned(self.queue.take_out(self.queue.above(nested.floor)))
         for slot in self.slots if not self._stagger.delays(now) else ():
             if not self.queue:
                 break
@@ -748,15 +781,26 @@ class WorkerMachine:
                 continue
             if (self.grants or slot.devices) and not self._suits(slot):
                 continue
+            if nested.in_use and not nested.may_begin(slot):
+                continue
+            if nested.at_bound and not self.queue.may_begin_below(nested.floor):
+                break
             if (
                 self.queue.report_before_start
                 and self.queue[0][0] in self.queue.report_before_start
             ):
                 effects += self._announce_then_give(slot, now)
             elif len(slot.given) <= slot.batch // 2 and not _pinned_would_wait(slot, self.queue):
-                effects.append(self._give(slot, slot.batch - len(slot.given), now))
+                count = slot.batch - len(slot.given)
+                if nested.at_bound:
+                    count = min(count, self.queue.count_below(nested.floor))
+                effects.append(self._give(slot, count, now))
         if self.queue and (self.grants or any(slot.devices for slot in self.slots)):
             effects += self._change_slots()
+        if nested.in_use and self.queue:
+            at_bound, queue = nested.at_bound, self.queue
+            count = queue.count_below(nested.floor) if at_bound else len(queue)
+            effects += nested.start_extra(count)
         return effects
 
     def _devices_of(self, item: Leased) -> tuple[int, ...]:
@@ -783,6 +827,19 @@ class WorkerMachine:
             for slot in slots_to_change(self.slots, self._devices_of(item)):
                 slot.enter(SlotState.ENDING)
                 effects.append(Kill(slot.index))
+        return effects
+
+    def _wait(self, slot: Slot, position: int) -> list[Effect]:
+        """Have the function of a slot wait for results, and take back what the slot has not
+        begun."""
+        lease = self.lease_at(slot.index, position)
+        depth = self.queue.depths.get(lease or 0, 0)
+        refusal = self.nested.begin_wait(slot, position, depth)
+        effects: list[Effect] = [WaitAnswered(slot.index, refusal)]
+        if slot.waits_at == position and lease is not None:
+            self._starts += slot.take_starts(position)
+            effects += self.contact.report(SlotsWaiting([lease], []))
+            effects += _reclaim(slot) if len(slot.given) > 1 else []
         return effects
 
     def _announce_then_give(self, slot: Slot, now: float) -> list[Effect]:
@@ -840,7 +897,7 @@ class WorkerMachine:
         stale: list[int] = []
         effects: list[Effect] = []
         slot_items, reports, pinned = slot.given, self._outcomes, self.queue.pinned
-        left_over = SlotState.LEFT_OVER
+        left_over, depths = SlotState.LEFT_OVER, self.queue.depths
         may_be_aborted = bool(slot.abort_at or slot.to_return)
         for position, kind, payload in outcomes:
             if not slot_items or slot_items[0][0] != position:
@@ -865,8 +922,12 @@ class WorkerMachine:
             reports.append((lease, kind, payload))
             if pinned:
                 pinned.discard(lease)
+            if depths:
+                depths.pop(lease, None)
             if kind == BULK:
                 self.results[lease] = reports[-1]
+        if slot.waits_at and not (slot_items and slot_items[0][0] == slot.waits_at):
+            self.nested.end_wait(slot)  # only threads that the function has left still wait
         slot.reported_at = now
         if count:
             slot.tune(now, several=self.can_kill)
@@ -932,11 +993,8 @@ class WorkerMachine:
                 again.append(item)
         self.queue.put_back(again)
         effects += self._returned(back)
-        devices = slot.next_devices
-        self.slots[event.slot] = Slot(event.slot, devices=devices)
-        return (
-            effects if self.leaving and not self.queue else [*effects, Spawn(event.slot, devices)]
-        )
+        spawns = self.nested.replaced(slot)
+        return effects if self.leaving and not self.queue else effects + spawns
 
     def _end_over_memory(self, slot: Slot, position: int, reason: str) -> list[Effect]:
         """Kill a slot that uses too much memory. When it has died, its function ends with an error,

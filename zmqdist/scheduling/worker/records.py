@@ -32,8 +32,9 @@ class SlotRow(NamedTuple):
 
     Attributes:
       state: "starting" (the slot's process is not ready), "idle", "running", "ending" (the process
-        is being killed) or "left over" (the slot is a thread, and still runs a function whose lease
-        the worker has dropped).
+        is being killed), "left over" (the slot is a thread, and still runs a function whose lease
+        the worker has dropped), "waiting" (its function waits for results of other work) or
+        "absent" (an extra slot that has no process).
       given: the number of items that the slot has. The first of these items runs.
     """
 
@@ -53,7 +54,9 @@ class SlotState(enum.Enum):
     LEFT_OVER = "left over"
     """It is a thread, and runs a function whose lease the worker has dropped."""
     ENDING = "ending"
-    """The worker has killed its process. Another slot takes its place."""
+    """The worker has killed or ended its process. Another slot takes its place."""
+    ABSENT = "absent"
+    """It is an extra slot, and has no process."""
 
 
 _S = SlotState
@@ -63,6 +66,7 @@ SLOT_TRANSITIONS: Final[Mapping[SlotState, frozenset[SlotState]]] = {
     _S.RECLAIMING: frozenset({_S.READY, _S.ENDING}),
     _S.LEFT_OVER: frozenset({_S.READY}),
     _S.ENDING: frozenset(),
+    _S.ABSENT: frozenset({_S.STARTING}),
 }
 
 
@@ -79,6 +83,8 @@ class Slot:
       to_return: the leases that must go back to the dispatcher if their items have not begun.
       abort_at: the time when the grace of each aborted lease ends.
       reported_to: the position up to which starts were reported.
+      waits_at: the position of the item whose function waits for results of other work; 0 while
+        none does.
       devices: the devices that its process may use; () for a slot of work without devices.
       next_devices: while the slot is ENDING, the devices of the slot that takes its place.
       over_memory: the item whose function is ended for its use of memory, and the reason.
@@ -94,6 +100,7 @@ class Slot:
     to_return: set[int] = field(default_factory=set)
     abort_at: dict[int, float] = field(default_factory=dict)
     reported_to: int = 0
+    waits_at: int = 0
     devices: tuple[int, ...] = ()
     next_devices: tuple[int, ...] = ()
     over_memory: tuple[int, str] = (0, "")
@@ -119,7 +126,7 @@ class Slot:
     def row(self) -> SlotRow:
         state = self.state.value
         if self.state in (_S.READY, _S.RECLAIMING):
-            state = "running" if self.given else "idle"
+            state = "waiting" if self.waits_at else "running" if self.given else "idle"
         return SlotRow(state, len(self.given))
 
     def leases(self) -> list[int]:
@@ -229,13 +236,15 @@ def slots_to_change(slots: Iterable[Slot], devices: tuple[int, ...]) -> list[Slo
 
 class WaitingWork(deque[Leased]):
     """The queue of a worker: the work that waits for a slot, in the order in which it will begin.
-    Pinned work is first (P9 of machine.py).
+    Nested work is first, the deepest before all other, then pinned work (P9, P13 of machine.py).
 
     Attributes:
       pinned: the leases of pinned work, in the queue or at a slot. Some of these leases may have
         ended.
       report_before_start: the leases in the queue whose start must be reported before their items
         begin.
+      depths: the depths of leases of nested work, in the queue or at a slot. Some of these leases
+        may have ended.
       announced: the latest lease whose start was reported while its item waited here. No item is
         put before this item, because it counts as begun.
     """
@@ -244,6 +253,7 @@ class WaitingWork(deque[Leased]):
         super().__init__()
         self.pinned: set[int] = set()
         self.report_before_start: set[int] = set()
+        self.depths: dict[int, int] = {}
         self.announced = 0
 
     @property
@@ -256,12 +266,37 @@ class WaitingWork(deque[Leased]):
         """The number of items of pinned work in the queue."""
         return sum(item[0] in self.pinned for item in self) if self.pinned else 0
 
-    def put(self, items: list[Leased], *, report_before_start: bool, pinned: bool) -> None:
+    def may_begin_below(self, depth: int) -> bool:
+        """Return whether the next item is deeper than `depth`, or counts as begun."""
+        if not self:
+            return False
+        return self.depths.get(self[0][0], 0) > depth or self._head_is_announced() > 0
+
+    def count_below(self, depth: int) -> int:
+        """Return the number of items that are deeper than `depth`."""
+        return sum(self.depths.get(item[0], 0) > depth for item in self)
+
+    def above(self, depth: int) -> set[int]:
+        """Return the leases of the items that are not deeper than `depth`, without pinned ones."""
+        return {
+            item[0]
+            for item in self
+            if self.depths.get(item[0], 0) <= depth and item[0] not in self.pinned
+        }
+
+    def put(
+        self, items: list[Leased], *, report_before_start: bool, pinned: bool, depth: int = 0
+    ) -> None:
         """Add items that the dispatcher has assigned."""
         if report_before_start:
             self.report_before_start.update(item[0] for item in items)
         if pinned:
             self.pinned.update(item[0] for item in items)
+        if depth:
+            self.depths.update((item[0], depth) for item in items)
+        if self.depths:
+            self._put_in_order(items)
+        elif pinned:
             self._put_pinned(items)
         else:
             self.extend(items)
@@ -270,6 +305,9 @@ class WaitingWork(deque[Leased]):
         """Put back items that a slot has not begun; `items` begins with the oldest item. Pinned
         items are sorted by lease into the other pinned items. The rest come before all other items
         that are not pinned, because the slots got the older items first."""
+        if self.depths:
+            self._put_in_order(items)
+            return
         # P9: pinned items begin in the order of their assignment, whichever slot had them.
         pinned = self.pinned and [item for item in items if item[0] in self.pinned]
         if pinned:
@@ -293,6 +331,8 @@ class WaitingWork(deque[Leased]):
             self.extend(rest)
             self.report_before_start.difference_update(removed_leases)
             self.pinned.difference_update(removed_leases)
+            for lease in removed_leases:
+                self.depths.pop(lease, None)
         return removed_leases
 
     def empty(self) -> list[int]:
@@ -308,6 +348,18 @@ class WaitingWork(deque[Leased]):
 
     def _goes_first(self, item: Leased) -> bool:
         return item[0] in self.pinned or item[0] == self.announced
+
+    def _put_in_order(self, items: Iterable[Leased]) -> None:
+        """Add items while there is nested work. Lease numbers only rise, so equal items are in the
+        order of their assignment."""
+        head = [self.popleft()] if self._head_is_announced() else []
+        depths, pinned = self.depths, self.pinned
+        rest = sorted(
+            [*self, *items],
+            key=lambda item: (-depths.get(item[0], 0), item[0] not in pinned, item[0]),
+        )
+        self.clear()
+        self.extend(head + rest)
 
     def _put_pinned(self, items: Iterable[Leased]) -> None:
         # The dispatcher knows that the announced item begins next (P6), so it stays first.

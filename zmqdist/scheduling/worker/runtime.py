@@ -47,6 +47,7 @@ from zmqdist.scheduling.worker.records import SlotRow
 from zmqdist.scheduling.worker.slots import (
     Feed,
     HoldResult,
+    LeaseAt,
     ProcessSlots,
     actors_in_bounds,
     check_descriptors,
@@ -57,6 +58,7 @@ from zmqdist.scheduling.worker.worker_events import (
     DispatcherDisconnected,
     Effect,
     EndActor,
+    EndSlot,
     Event,
     Exit,
     ForgetFunctions,
@@ -67,11 +69,15 @@ from zmqdist.scheduling.worker.worker_events import (
     KillActor,
     LeaveRequested,
     Reclaim,
+    SlotDied,
     SlotFinished,
     SlotReady,
     SlotReclaimed,
+    SlotResumed,
+    SlotWaits,
     Spawn,
     SpawnActor,
+    WaitAnswered,
 )
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.endpoint import DTS_PORT, split
@@ -228,6 +234,7 @@ class WorkerRuntime(Generic[P]):
                     self._children,
                     self._worker,
                     self._dispatcher,
+                    lambda slot, position: self.machine.lease_at(slot, position),
                     taken.gpus,
                     None if config.memory_max_gb is None else config.memory_max_gb * 1e9,
                 )
@@ -235,13 +242,22 @@ class WorkerRuntime(Generic[P]):
                 self._start_actors(loop, self._children, host)
             else:
                 own = partial(own_cluster.of_slot, self._dispatcher, credentials)
-                self._slots = ThreadSlots(loop, *about_slots, self._cache, self._worker, own)
+                self._slots = ThreadSlots(
+                    loop,
+                    *about_slots,
+                    self._cache,
+                    self._worker,
+                    own,
+                    lambda slot, position: self.machine.lease_at(slot, position),
+                )
             self._actions |= {
                 Send: self._send,
                 Give: self._slots.give,
                 Reclaim: self._slots.reclaim,
                 Interrupt: self._slots.interrupt,
                 Kill: self._slots.kill,
+                WaitAnswered: self._slots.answer,
+                EndSlot: self._slots.end,
                 Spawn: self._slots.spawn,
                 ForgetFunctions: self._slots.forget,
                 FreeBulk: self._free,
@@ -263,6 +279,7 @@ class WorkerRuntime(Generic[P]):
                 threads_per_slot=threads_in(environment),
                 resources=taken.quantities,
                 actors_max=actors_max,
+                nested_slots_max=config.nested_slots_max,
             )
             self.machine.serving = True
         except BaseException:
@@ -480,9 +497,11 @@ class ThreadSlots:
         hold: HoldResult,
         fetcher: PartsFetcher,
         worker: task_context.Worker,
-        own: Callable[[], own_cluster.OwnCluster],
+        own: Callable[[own_cluster.ItemLink], own_cluster.OwnCluster],
+        lease_at: LeaseAt,
     ) -> None:
         self._own = own
+        self._lease_at = lease_at
         self._loop = loop
         self._feed = feed
         self._hold = hold
@@ -499,6 +518,10 @@ class ThreadSlots:
         return len(self._functions.resources)
 
     def spawn(self, spawn: Spawn) -> None:
+        if spawn.slot == len(self._slots):
+            self._slots.append(_SlotThread(self, spawn.slot))
+        elif self._slots[spawn.slot].thread.ident is not None:
+            self._slots[spawn.slot] = _SlotThread(self, spawn.slot)
         self._slots[spawn.slot].thread.start()
 
     def give(self, give: Give) -> None:
@@ -520,6 +543,13 @@ class ThreadSlots:
     def kill(self, kill: Kill) -> None:
         raise AssertionError("a thread cannot be killed: the machine must not return Kill here")
 
+    def end(self, end: EndSlot) -> None:
+        self._slots[end.slot].items.put(None)
+        self._loop.call_soon(self._feed, SlotDied(end.slot, 0, None, ""))
+
+    def answer(self, answer: WaitAnswered) -> None:
+        self._slots[answer.slot].refusal = answer.refusal
+
     def close(self) -> None:
         """End idle threads. A running function continues in its daemon thread, and its outcome is
         dropped."""
@@ -532,7 +562,7 @@ class ThreadSlots:
     def _serve(self, slot: _SlotThread) -> None:
         remote_results.of_thread.fetcher = self._fetcher
         resources.use_resources(self._functions.resources)
-        own = self._own()
+        own = self._own(_ThreadLink(self._loop, self._feed, self._lease_at, slot))
         own_cluster.enter(own, whole_process=False)
         self._report(SlotReady(slot.number))
         while (item := slot.items.get()) is not None:
@@ -565,9 +595,33 @@ class _SlotThread:
         self.position = 0
         self.cancel = 0
         self.busy = False
+        self.refusal = ""
         self.thread = threading.Thread(
             target=owner._serve, args=(self,), name=f"zmqdist-slot-{number}", daemon=True
         )
+
+
+class _ThreadLink:
+    """The questions of a slot's thread to the worker's loop (`own_cluster.ItemLink`)."""
+
+    def __init__(self, loop: Loop, feed: Feed, lease_at: LeaseAt, slot: _SlotThread) -> None:
+        self._loop = loop
+        self._feed = feed
+        self._lease_at = lease_at
+        self._slot = slot
+
+    def position(self) -> int:
+        return self._slot.position if self._slot.busy else 0
+
+    def lease(self, position: int) -> int:
+        return self._loop.run(self._lease_at, self._slot.number, position) or 0
+
+    def wait(self, position: int) -> str:
+        self._loop.run(self._feed, SlotWaits(self._slot.number, position))
+        return self._slot.refusal
+
+    def resume(self, position: int) -> None:
+        self._loop.call_soon(self._feed, SlotResumed(self._slot.number, position))
 
 
 @dataclass(frozen=True, slots=True)

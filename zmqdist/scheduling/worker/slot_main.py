@@ -24,6 +24,7 @@ import mmap
 import os
 import sys
 import threading
+from collections import deque
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -136,6 +137,53 @@ class _Reporter:
                 log.exception("outcomes could not be reported to the worker; trying again")
 
 
+class _WorkerLink:
+    """The slot's questions to its worker about the item that runs (`own_cluster.ItemLink`). Between
+    two batches only the main thread reads the pipe; during a batch the thread that asks does.
+    """
+
+    def __init__(
+        self, pipe: BlockingPipe[SlotMessage], reporter: _Reporter, cells: memoryview
+    ) -> None:
+        self._pipe = pipe
+        self._reporter = reporter
+        self._cells = cells
+        self._asking = threading.Lock()
+        self._in_batch = False
+        self._unread: deque[SlotMessage] = deque()
+        """The messages that arrived before the answer to a question."""
+
+    def next_message(self) -> SlotMessage:
+        """Wait for the next message that is no answer. Only the main thread calls this."""
+        with self._asking:
+            self._in_batch = False
+        message = self._unread.popleft() if self._unread else self._pipe.receive()[0]
+        self._in_batch = True
+        return message
+
+    def position(self) -> int:
+        return self._cells[POSITION] if self._in_batch and not _forked else 0
+
+    def lease(self, position: int) -> int:
+        return self._ask(SlotAsks(position, waits=False)).lease
+
+    def wait(self, position: int) -> str:
+        return self._ask(SlotAsks(position, waits=True)).refusal
+
+    def resume(self, position: int) -> None:
+        self._pipe.send(SlotGoesOn(position))
+
+    def _ask(self, question: SlotAsks) -> SlotAnswer:
+        with self._asking:
+            if not self._in_batch:
+                return SlotAnswer(0)  # the function of a thread that is left has ended
+            self._reporter.flush()  # the worker must know that the items before have ended
+            self._pipe.send(question)
+            while not isinstance(message := self._pipe.receive()[0], SlotAnswer):
+                self._unread.append(message)
+            return message
+
+
 def main(pipe_fd: int, page_fd: int) -> None:
     """Run items until the worker has closed the pipe. Does not return."""
     os.register_at_fork(after_in_child=lambda: _forked.append(True))
@@ -151,13 +199,13 @@ def main(pipe_fd: int, page_fd: int) -> None:
         assert isinstance(welcome, SlotWelcome)
         credentials = Credentials.from_environment()
         fetcher = SlotFetcher(HolderClients(credentials, "worker"), welcome.worker, welcome.key)
-        own = own_cluster.of_slot(welcome.dispatcher, credentials)
+        link = _WorkerLink(pipe, reporter, cells)
+        own = own_cluster.of_slot(welcome.dispatcher, credentials, link)
         own_cluster.enter(own, whole_process=True)
         remote_results.of_thread.fetcher = fetcher
         functions = Functions(fetcher)
         resources.use_resources(functions.resources)
-        while True:
-            message, _ = pipe.receive()
+        while not isinstance(message := link.next_message(), SlotEnd):
             assert isinstance(message, SlotWork)
             functions.define(message.functions)
             _run_batch(message.items, cells, functions, reporter)
@@ -254,7 +302,35 @@ class SlotWelcome(msgspec.Struct, array_like=True, tag=4, gc=False):
     dispatcher: str = ""
 
 
-SlotMessage: TypeAlias = SlotWork | SlotReport | SlotStarted | SlotWelcome
+class SlotAsks(msgspec.Struct, array_like=True, tag=5, gc=False):
+    """Slot to worker: the function at `position` asks for its lease and, with `waits`, whether it
+    may wait for results of other work. The worker replies with a SlotAnswer."""
+
+    position: int
+    waits: bool
+
+
+class SlotAnswer(msgspec.Struct, array_like=True, tag=6, gc=False):
+    """Worker to slot: the lease of the item; 0 if the worker has dropped it. `refusal` says why the
+    function may not wait."""
+
+    lease: int
+    refusal: str = ""
+
+
+class SlotGoesOn(msgspec.Struct, array_like=True, tag=7, gc=False):
+    """Slot to worker: the function at `position` does not wait any more."""
+
+    position: int
+
+
+class SlotEnd(msgspec.Struct, array_like=True, tag=8, gc=False):
+    """Worker to slot: end, because this extra slot is not needed."""
+
+
+SlotMessage: TypeAlias = (
+    SlotWork | SlotReport | SlotStarted | SlotWelcome | SlotAsks | SlotAnswer | SlotGoesOn | SlotEnd
+)
 
 SLOT_CODEC: Final[PipeCodec[SlotMessage]] = PipeCodec(
     msgspec.msgpack.Encoder().encode,

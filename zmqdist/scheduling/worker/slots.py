@@ -15,7 +15,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,10 @@ from zmqdist.scheduling.worker.slot_main import (
     POSITION,
     SLOT_CODEC,
     WORKERS,
+    SlotAnswer,
+    SlotAsks,
+    SlotEnd,
+    SlotGoesOn,
     SlotMessage,
     SlotReport,
     SlotStarted,
@@ -43,6 +47,7 @@ from zmqdist.scheduling.worker.slot_main import (
     SlotWork,
 )
 from zmqdist.scheduling.worker.worker_events import (
+    EndSlot,
     ForgetFunctions,
     Give,
     Interrupt,
@@ -53,8 +58,11 @@ from zmqdist.scheduling.worker.worker_events import (
     SlotOverMemory,
     SlotReady,
     SlotReclaimed,
+    SlotResumed,
     SlotSeen,
+    SlotWaits,
     Spawn,
+    WaitAnswered,
 )
 from zmqdist.task_context import Worker
 from zmqdist.transport.loop import Loop
@@ -86,8 +94,22 @@ LINE_CHARS_MAX = 200
 
 log = logging.getLogger("zmqdist.scheduling")
 
-SlotEvent = SlotReady | SlotFinished | SlotSeen | SlotReclaimed | SlotDied | SlotOverMemory
+COORDINATORS: Final = "zmqdist.scheduling.coordinator.coordinator"
+"""The module that functions which schedule work need. The zygote imports it when the first function
+schedules work, so that slots that start later have it."""
+
+SlotEvent = (
+    SlotReady
+    | SlotFinished
+    | SlotSeen
+    | SlotReclaimed
+    | SlotDied
+    | SlotOverMemory
+    | SlotWaits
+    | SlotResumed
+)
 Feed = Callable[[SlotEvent], None]
+LeaseAt = Callable[[int, int], "int | None"]
 HoldResult = Callable[[int, list[Any]], bytes]
 
 
@@ -102,6 +124,7 @@ class ProcessSlots:
       children: forks the slot processes.
       worker: returns the worker's index and the number of workers.
       dispatcher: the address of the dispatcher.
+      lease_at: returns the lease of an item, by slot and position.
       gpus: the ids of the worker's GPUs, by number.
       memory_bytes_max: the largest amount of private memory of a slot process; None means no bound.
 
@@ -124,11 +147,14 @@ class ProcessSlots:
         children: BoundChildren,
         worker: Worker,
         dispatcher: str,
+        lease_at: LeaseAt,
         gpus: Sequence[str],
         memory_bytes_max: float | None,
     ) -> None:
         self.loop = loop
         self.dispatcher = dispatcher
+        self._lease_at = lease_at
+        self._nested = False
         self._gpus = gpus
         self.address = address
         self.key = key
@@ -150,6 +176,8 @@ class ProcessSlots:
     def spawn(self, spawn: Spawn) -> None:
         if self._zygote_lost:
             return  # no process can be forked, and `_zygote_died` reports the deaths of all slots
+        if spawn.slot == len(self._slots):
+            self._slots.append(None)
         process = self._slots[spawn.slot] = _SlotProcess(self, spawn.slot)
         process.child = self._children.spawn(
             slot_main.__name__,
@@ -201,6 +229,18 @@ class ProcessSlots:
             process.killed = True
             process.child.kill()
 
+    def end(self, end: EndSlot) -> None:
+        process = self._slots[end.slot]
+        if process is not None:
+            process.killed = True
+            process.pipe.send(SlotEnd())
+
+    def answer(self, answer: WaitAnswered) -> None:
+        """Reply to the SlotAsks of a function that wants to wait."""
+        process = self._slots[answer.slot]
+        if process is not None:
+            process.pipe.send(SlotAnswer(0, answer.refusal))
+
     def close(self) -> None:
         """Release pipes and pages. The slot processes end together with the zygote."""
         self.loop.set_timer((self, "look"), None, self._poll_positions)
@@ -250,6 +290,17 @@ class ProcessSlots:
         if isinstance(message, SlotStarted):
             process.peer_pool = None if message.memory is None else open_peer(message.memory)
             self._feed(SlotReady(process.slot))
+        elif isinstance(message, SlotAsks):
+            if not self._nested:
+                self._nested = True
+                self._children.import_module(COORDINATORS)
+            if message.waits:
+                self._feed(SlotWaits(process.slot, message.position))
+            else:
+                lease = self._lease_at(process.slot, message.position)
+                process.pipe.send(SlotAnswer(lease or 0))
+        elif isinstance(message, SlotGoesOn):
+            self._feed(SlotResumed(process.slot, message.position))
         elif isinstance(message, SlotReport):
             outcomes = message.outcomes
             if message.parts:

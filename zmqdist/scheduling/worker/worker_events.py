@@ -80,6 +80,23 @@ class SlotOverMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotWaits:
+    """The function at `position` of the slot asks whether it may wait for results of other work.
+    The machine returns a WaitAnswered."""
+
+    slot: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotResumed:
+    """The function at `position` of the slot does not wait any more."""
+
+    slot: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
 class LeaveRequested:
     """The process of this worker requests that the worker stop in good order."""
 
@@ -117,6 +134,8 @@ Event: TypeAlias = (
     | SlotOverMemory
     | ActorServing
     | ActorEnded
+    | SlotWaits
+    | SlotResumed
     | LeaveRequested
     | Ticked
 )
@@ -158,6 +177,22 @@ class Interrupt:
 @dataclass(frozen=True, slots=True)
 class Kill:
     """Kill a slot's process. The machine does not return this effect if slots are threads."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitAnswered:
+    """Tell the function in a slot that it may wait, or, with a `refusal`, why it may not."""
+
+    slot: int
+    refusal: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndSlot:
+    """End the process or thread of an extra slot, which has no items. The runtime then passes
+    SlotDied with position 0 to the machine."""
 
     slot: int
 
@@ -224,6 +259,8 @@ Effect: TypeAlias = (
     | Reclaim
     | Interrupt
     | Kill
+    | WaitAnswered
+    | EndSlot
     | Spawn
     | ForgetFunctions
     | FreeBulk
