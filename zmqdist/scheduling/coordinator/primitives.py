@@ -17,7 +17,7 @@ import msgspec
 from zmqdist.clock import monotonic, seconds
 from zmqdist.coordination.primitives_client import PrimitivesLink, link_to
 from zmqdist.coordination.primitives_machine import EVENT, LOCK, QUEUE, SEMAPHORE
-from zmqdist.errors import InvalidArgumentError
+from zmqdist.errors import AbortedError, InvalidArgumentError
 from zmqdist.field_types import checked, safe_repr
 from zmqdist.limits import KEY_CHARS_MAX, QUEUE_ITEM_BYTES_MAX
 from zmqdist.scheduling.coordinator.dispatcher_target import resolve
@@ -55,11 +55,13 @@ class _Primitive:
         timeout_s = seconds(timeout)
         due = inf if timeout_s is None else monotonic() + timeout_s
         link = self._connected()
-        keeper, self._keeper = self._keeper, 0
         key = self._kind, self.name
-        outcome, self._keeper = link.run(
-            link.machine.request(verb, key, self._size, item, due, keeper)
-        )
+        request = link.machine.request(verb, key, self._size, item, due, self._keeper)
+        try:
+            outcome, self._keeper = link.run(request)
+        except AbortedError:
+            self._keeper = 0  # the next call begins with a new state
+            raise
         return outcome
 
     def __reduce__(self) -> Any:
