@@ -451,6 +451,22 @@ def own_names() -> list[str]:
     return [repr(zd.Lock("l")), repr(pickle.loads(pickle.dumps(zd.Lock("l"))))]
 
 
+def gets(name: str) -> Any:
+    return zd.Queue(name).get(timeout=30)
+
+
+def puts(name: str, item: int) -> None:
+    zd.Queue(name, 1).put(item, timeout=30)
+
+
+def waits_for(name: str) -> bool:
+    return zd.Event(name).wait(30)
+
+
+def sets(name: str) -> None:
+    zd.Event(name).set()
+
+
 def dies_holding(lock: zd.Lock, attempts: zd.Queue) -> None:
     attempts.put(os.getpid())
     lock.acquire()
@@ -475,6 +491,30 @@ def test_function_finds_its_cluster(cluster: zd.local_cluster) -> None:
     assert stop.is_set()
     stop.clear()
     assert zd.Queue("n", cluster=cluster).get() == "from a function"
+
+
+@pytest.mark.parametrize("processes", [True, False])
+def test_function_that_waits_gives_its_place_to_later_work(processes: bool) -> None:
+    with zd.local_cluster(workers=1, processes=processes) as small, small.coordinator() as co:
+        getter, waiter = co.submit(gets, "q"), co.submit(waits_for, "e")
+        putters = [co.submit(puts, "q", number) for number in range(2)]
+        setter = co.submit(sets, "e")
+        last = co.submit(gets, "q")
+        assert {getter.result(), last.result()} == {0, 1}
+        assert waiter.result()
+        co.gather([*putters, setter])
+
+
+def test_waits_beyond_bound_keep_their_places() -> None:
+    with (
+        zd.local_cluster(workers=1, processes=False) as small,
+        small.coordinator() as co,
+    ):
+        getters = [co.submit(gets, "q") for _ in range(100)]
+        jobs = zd.Queue("q", cluster=small)
+        for number in range(100):
+            jobs.put(number)
+        assert sorted(co.gather(getters)) == [*range(100)]
 
 
 @pytest.mark.killed("shared primitives")

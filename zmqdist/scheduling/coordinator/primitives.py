@@ -9,6 +9,7 @@ Not here: leases, and what happens when a connection ends (coordination/primitiv
 from __future__ import annotations
 
 import queue
+from contextlib import ExitStack, suppress
 from math import inf
 from typing import Any, ClassVar
 
@@ -17,13 +18,17 @@ import msgspec
 from zmqdist.clock import monotonic, seconds
 from zmqdist.coordination.primitives_client import PrimitivesLink, link_to
 from zmqdist.coordination.primitives_machine import EVENT, LOCK, QUEUE, SEMAPHORE
-from zmqdist.errors import AbortedError, InvalidArgumentError
+from zmqdist.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
 from zmqdist.field_types import checked, safe_repr
 from zmqdist.limits import KEY_CHARS_MAX, QUEUE_ITEM_BYTES_MAX
 from zmqdist.scheduling.coordinator.dispatcher_target import resolve
 from zmqdist.scheduling.shared import own_cluster
 from zmqdist.wire import results as result_forms
 from zmqdist.wire import trusted
+
+_FOR_WORK = ("get", "put", "wait")
+"""The requests that may wait for functions which have not begun. A holder of a lock has begun, so a
+function that waits for the lock keeps its place."""
 
 _ITEM = msgspec.msgpack.Decoder(list[bytearray])
 
@@ -54,6 +59,18 @@ class _Primitive:
         """Return the outcome of a request; None after `timeout` seconds."""
         timeout_s = seconds(timeout)
         due = inf if timeout_s is None else monotonic() + timeout_s
+        if timeout_s == 0 or verb not in _FOR_WORK or own_cluster.present() is None:
+            return self._outcome(verb, due, item)
+        outcome = self._outcome(verb, monotonic(), item)
+        if outcome is not None:
+            return outcome
+        with ExitStack() as stack:
+            # without room for other work the function keeps its place while it waits
+            with suppress(ResourceExhaustedError):
+                stack.enter_context(own_cluster.waiting())
+            return self._outcome(verb, due, item)
+
+    def _outcome(self, verb: str, due: float, item: bytes) -> Any:
         link = self._connected()
         key = self._kind, self.name
         request = link.machine.request(verb, key, self._size, item, due, self._keeper)
@@ -284,7 +301,8 @@ class Queue(_Primitive):
           AbortedError: the connection ended for longer than a lease, and an item may be lost; or the
             dispatcher was restarted, and items that were in the queue are lost.
           FailedPreconditionError: with `results="safe"`, the item is a pickle.
-          Exception: any exception that a class in the item raises while an object is rebuilt.
+          Exception: any exception that a class in the item raises while an object is rebuilt. The
+            item is gone after these two errors.
           UnavailableError: as for Lock.acquire.
         """
         blob = self._request("get", timeout if block else 0)
