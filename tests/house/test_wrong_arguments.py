@@ -314,6 +314,7 @@ DUCKS: Final = {
     "CheckpointManager.checkpoint": "variables are added to the structure later: `save` checks it",
     "ClusterCoordinator.gather.values": "any structure with RemoteValues",
     "ClusterCoordinator.scale_workers.count": "the launcher checks it",
+    "ClusterCoordinator.stream.ahead": "fn cannot be given by name; test_function_stream checks it",
     "CrossDeviceOps.group": "the operations check it",
     "CrossDeviceOps.server": "any object with the operations of a CollectiveMember",
     "KubernetesClusterResolver.override_client": "a client of the user's own class",

@@ -261,7 +261,7 @@ class NotPicklableError(InvalidArgumentError, pickle.PicklingError):
 
 ATOMS = frozenset({NoneType, bool, int, float, complex, str, bytes})
 
-GENERATES = "is a generator function, whose items would stay with the worker: have it return a list, or read a Dataset"
+GENERATES = "is a generator function, whose items would stay with the worker: call stream(), have it return a list, or read a Dataset"
 """The end of the error text for a function that cannot be scheduled."""
 
 _NONE = pickle.dumps(None, 5)

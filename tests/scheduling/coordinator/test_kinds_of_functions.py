@@ -88,7 +88,7 @@ GENERATORS = [
     (Generates(), "Generates"),
     (functools.partial(generates, 1), "generates"),
 ]
-REFUSED = "is a generator function, whose items would stay with the worker: have it return a list, or read a Dataset"
+REFUSED = r"is a generator function, whose items would stay with the worker: call stream\(\), have it return a list, or read a Dataset"
 
 
 @pytest.mark.parametrize(("fn", "name"), GENERATORS)

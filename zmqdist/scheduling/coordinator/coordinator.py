@@ -41,6 +41,7 @@ from zmqdist.scheduling.coordinator.completion import AsCompleted, wait_for
 from zmqdist.scheduling.coordinator.coordinator_snapshot import CoordinatorSnapshot, snapshot_of
 from zmqdist.scheduling.coordinator.dispatcher_target import resolve
 from zmqdist.scheduling.coordinator.failures import with_failures
+from zmqdist.scheduling.coordinator.function_stream import FunctionStream
 from zmqdist.scheduling.coordinator.options import (
     NO_OPTIONS,
     PLAIN,
@@ -520,6 +521,36 @@ class ClusterCoordinator:
             `ahead` is not a whole number above 0.
         """
         return Submitter(self, {}).imap(fn, *iterables, ahead=ahead)
+
+    def stream(
+        self, fn: Callable[..., Iterable[T]], /, *args: Any, ahead: int = AHEAD, **kwargs: Any
+    ) -> FunctionStream[T]:
+        """Run a generator function on a worker, and yield its values as they are made.
+
+        >>> def squares(count):
+        ...     for number in range(count):
+        ...         yield number**2
+        >>> list(coordinator.stream(squares, 4))
+        [0, 1, 4, 9]
+
+        `fn` may also be an asynchronous generator function, or return any iterable. It waits while
+        `ahead` values were made and not taken, and takes its slot until then. If its worker or
+        process is lost after a value has arrived, the stream ends with an UnavailableError that
+        says how many have. With the option `retries` the function begins again, so often at most,
+        and the values that have arrived are left out, so it must yield the same values again.
+
+        Args:
+          ahead: how many values may have been made that were not taken. They take memory of this
+            process.
+
+        The FunctionStream raises an error of `fn` after the values before it. When it is closed or
+        dropped, the function is cancelled. The stream is work of the round, as that of `submit`.
+
+        Raises:
+          TypeError, ValueError: `fn` is not callable, or `ahead` is not a whole number above 0.
+          Exception: any other error of `submit`.
+        """
+        return Submitter(self, {}).stream(fn, *args, ahead=ahead, **kwargs)
 
     def scatter(self, value: T) -> RemoteValue[T]:
         """Pickle a value once, and return a RemoteValue for it that may be an argument of any number

@@ -89,6 +89,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
 )
 from zmqdist.scheduling.coordinator.dispatcher_target import Target
 from zmqdist.scheduling.coordinator.failures import Failure, Failures
+from zmqdist.scheduling.coordinator.function_stream import Streams
 from zmqdist.scheduling.coordinator.functions import FunctionNumbers
 from zmqdist.scheduling.coordinator.machine import DISPATCHER, ROUND, CoordinatorMachine
 from zmqdist.scheduling.coordinator.queue_bounds import QueueBounds
@@ -209,6 +210,7 @@ class Listeners:
       watchers: called when workers join or leave.
       on_begun: called with the work that has begun, if the coordinator has no rounds.
       names_of_resources: returns the names of the per-worker resources.
+      streams: gets the values of generator functions from their slots.
       retries: the thread that calls `retry_if` of the program. A callback of the program may wait
         for it.
       on_actor_found, on_actor_changed: called with the answer to a search for an actor, and with
@@ -220,6 +222,7 @@ class Listeners:
         self.on_begun: Callable[[list[int]], object] = lambda works: None
         self.names_of_resources: Callable[[], list[str]] = list
         self.retries = Callbacks("zmqdist-retries")
+        self.streams: Streams
         self.on_actor_found: Callable[[ActorFound], object] = lambda answer: None
         self.on_actor_changed: Callable[[CalledActor, ActorState, str], object] = (
             lambda actor, state, reason: None
@@ -534,6 +537,7 @@ class CoordinatorRuntime:
         )
         service = RpcService("coordinator")
         self.store: BulkStore = BulkStore(service, WORKERS, incarnation)
+        self.listeners.streams = Streams(service)
         service.attach(router, loop, incarnation)
         self.store.address, self.store.key = router.bind(join_address(host, 0)), security.public
         self.result_fetcher = ResultFetcher(

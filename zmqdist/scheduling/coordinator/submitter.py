@@ -19,15 +19,21 @@ from zmqdist.field_types import did_you_mean
 from zmqdist.scheduling.coordinator.actor_groups import ActorGroup, MemberDeath, make_group
 from zmqdist.scheduling.coordinator.actors import ActorHandle, Actors
 from zmqdist.scheduling.coordinator.failures import with_failures
+from zmqdist.scheduling.coordinator.function_stream import Arrivals, FunctionStream
 from zmqdist.scheduling.coordinator.options import (
     NO_OPTIONS,
     PlanOptions,
     Retries,
     WorkOptions,
 )
-from zmqdist.scheduling.coordinator.ordered_results import AHEAD, OrderedResults
+from zmqdist.scheduling.coordinator.ordered_results import (
+    AHEAD,
+    OrderedResults,
+    checked_ahead,
+)
 from zmqdist.scheduling.coordinator.remote_value import PartValue, RemoteValue, unwrapped
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
+from zmqdist.scheduling.shared.stream_source import send_values
 from zmqdist.wire.trusted import describe
 
 if TYPE_CHECKING:
@@ -238,9 +244,7 @@ class Submitter:
         """
         if self._of_actors:
             raise ValueError(f"submit() runs a function: it has no use for {self._of_actors}")
-        plan_options = self._plan_options
-        if plan_options.timeout is not None:
-            plan_options = replace(plan_options, until=deadline(plan_options.timeout))
+        plan_options = self._begun_options()
         value = self._coordinator._schedule(
             fn, args, kwargs, self._keep, self._options, plan_options, self._name
         )
@@ -268,6 +272,38 @@ class Submitter:
     def _check(self, options: AbstractSet[str], caller: str) -> None:
         for option in self._settings.keys() - options:
             raise ValueError(f"{caller}: it has no use for the option {option}")
+
+    def _begun_options(self) -> PlanOptions:
+        """Return the options of a function that is scheduled now."""
+        plan_options = self._plan_options
+        if plan_options.timeout is None:
+            return plan_options
+        return replace(plan_options, until=deadline(plan_options.timeout))
+
+    def stream(
+        self, fn: Callable[..., Iterable[T]], /, *args: Any, ahead: int = AHEAD, **kwargs: Any
+    ) -> FunctionStream[T]:
+        """Yield the values of a generator function as they are made, as `ClusterCoordinator.stream`
+        does, with the options.
+
+        >>> list(coordinator.options(worker=1).stream(reversed, "abc"))
+        ['c', 'b', 'a']
+
+        Raises ValueError for `keep`, `lineage` and `num_returns`, because the values come here.
+        """
+        if not callable(fn):
+            raise TypeError(f"fn: stream() takes a callable, not {type(fn).__name__}")
+        for option in self._settings.keys() & {"keep", "lineage", "num_returns"}:
+            raise ValueError(f"stream() brings values here: it has no use for the option {option}")
+        runtime, ahead = self._coordinator._runtime, checked_ahead(ahead)
+        name, plan_options = self._name or describe(fn), self._begun_options()
+        arrivals, store = Arrivals(name, plan_options.retries), runtime.store
+        runtime.listeners.streams.add(arrivals)
+        sent = store.address, store.key, arrivals.number, ahead, fn, args, kwargs
+        value = self._coordinator._schedule(
+            send_values, sent, {}, False, self._options, plan_options, name
+        )
+        return FunctionStream(arrivals, value, runtime.target.form.safe_only)
 
     def map(self, fn: Callable[..., T], *iterables: Iterable[Any]) -> list[RemoteValue[T]]:
         """Run `fn` for the items of the iterables, as `ClusterCoordinator.map` does, with the

@@ -71,7 +71,13 @@ class Reference(msgspec.Struct, array_like=True, frozen=True):
 
 class PartsFetcher(Protocol):
     """An object that fetches payloads. The caller owns the returned parts and may write to them,
-    except to parts of frozen arrays."""
+    except to parts of frozen arrays.
+
+    Attributes:
+      clients: the connections to other processes (`HolderClients` of store.py).
+    """
+
+    clients: Any
 
     def fetch(self, reference: Reference) -> list[Any]: ...
 

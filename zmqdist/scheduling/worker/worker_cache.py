@@ -51,6 +51,7 @@ class WorkerCache:
         self.nbytes = 0
         self._store = store
         self._fetcher = fetcher
+        self.clients = fetcher.clients
         self._parts: OrderedDict[tuple[int, int], Future[Held]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -173,7 +174,7 @@ class SlotFetcher:
 
     def __init__(self, clients: HolderClients, worker: str, key: bytes = b"") -> None:
         self._memories = LocalMemories()
-        self._clients = clients
+        self.clients = clients
         self._worker = worker, key
 
     def fetch(self, reference: Reference) -> list[Any]:
@@ -195,7 +196,7 @@ class SlotFetcher:
             reference, parts=tuple(reference.parts[index] for index in far)
         )
         parts = list(parts)
-        with self._clients.use(*self._worker) as holder:
+        with self.clients.use(*self._worker) as holder:
             (reply,) = holder.client.call(FETCH_FOR_SLOT, (encode_reference(missing),)).get_value()
             for index, part in zip(
                 far, self._memories.attach(decode_reference(reply)), strict=True
