@@ -73,7 +73,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     server.register("count", count)
     with (
         server,
-        zd.local_cluster(workers=2, ps=2, processes=False) as cluster,
+        zd.local_cluster(workers=2, ps=2) as cluster,
         zd.ParameterServerStrategy(cluster) as strategy,
         zd.Server.create_local_server() as task,
     ):

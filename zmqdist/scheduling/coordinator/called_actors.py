@@ -71,6 +71,9 @@ NEWS_S: Final = 2.0
 news of how its process has ended."""
 
 
+_UNPLACED: Final = frozenset({ActorState.PENDING, ActorState.STARTING})
+
+
 class CallMachine(Protocol):
     """What this part uses of the coordinator's machine."""
 
@@ -288,6 +291,12 @@ class CalledActors:
         for call in calls:
             self._machine._finish(call, ACTOR_LOST, (reason, True))
 
+    def _end_incarnation(self, actor: CalledActor, reason: str) -> None:
+        self._end_sent_calls(actor, reason)
+        if actor.address:
+            actor.address, actor.is_connected = "", False
+            self._machine._effects.append(DisconnectActor(actor))
+
     # -- connections to actors ---------------------------------------------------------------------
 
     def connected(self, actor: CalledActor) -> None:
@@ -301,6 +310,8 @@ class CalledActors:
         actor.is_connected = False
         if problem:  # the process refuses this program: it is of another incarnation
             self._end_sent_calls(actor, problem)
+        elif actor.state in _UNPLACED:
+            self._end_incarnation(actor, actor.reason)
         elif actor.calling:
             actor.news_until = now + NEWS_S
 
@@ -353,14 +364,12 @@ class CalledActors:
         if message.incarnation < actor.incarnation and message.state != ActorState.ENDED:
             return
         state = ActorState(message.state)
-        is_ended = state is ActorState.ENDED or (
-            state in (ActorState.PENDING, ActorState.STARTING) and bool(message.reason)
-        )
+        # A dispatcher that does not know yet that the process lives must not end its calls: while
+        # there is a connection, it says more than the dispatcher.
+        is_ended = state is ActorState.ENDED or (state in _UNPLACED and not actor.is_connected)
         is_new = message.incarnation > actor.incarnation
-        if (is_ended or is_new) and (actor.calling or actor.address):
-            self._end_sent_calls(actor, message.reason or "its process has ended")
-            actor.address, actor.is_connected = "", False
-            self._machine._effects.append(DisconnectActor(actor))
+        if is_ended or is_new:
+            self._end_incarnation(actor, message.reason or "its process has ended")
         actor.state, actor.worker, actor.reason = state, message.worker, message.reason
         actor.incarnation = max(actor.incarnation, message.incarnation)
         actor.restarts_left, actor.error = message.restarts_left, message.error
