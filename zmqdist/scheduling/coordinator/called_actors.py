@@ -81,6 +81,7 @@ class CallMachine(Protocol):
     registered: bool
     unfinished: int
     _effects: list[Any]
+    _cancel_grace_s: float
 
     def _send(self, message: Any) -> None: ...
 
@@ -140,7 +141,7 @@ class CalledActors:
         """The program ends an actor."""
         self.actors[number].end_reason = reason
         if self._machine.registered:
-            self._machine._send(DropActor(number, reason))
+            self._machine._send(DropActor(number, reason, self._machine._cancel_grace_s))
 
     def find(self, request: int, name: str) -> None:
         """The program looks for an actor; with "" it does not wait any more."""

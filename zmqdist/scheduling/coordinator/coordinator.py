@@ -471,7 +471,8 @@ class ClusterCoordinator:
         return self._actors.find(name, seconds(timeout))
 
     def kill(self, actor: ActorHandle) -> None:
-        """End an actor, also a detached one. Its calls end with ActorLostError.
+        """End an actor, also a detached one. Its calls end with ActorLostError; a running one is
+        asked to stop, and has `cancel_grace_s` before the process is killed.
 
         >>> doomed = coordinator.actor(set)
         >>> coordinator.kill(doomed)
