@@ -27,7 +27,10 @@ Not here: what the workers have (resources.py), and the leases (placement.py).
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+import heapq
+import itertools
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from zmqdist.events import Send
@@ -79,8 +82,12 @@ class Demands:
         self._loads: dict[str, WorkerLoad] = {}
         self._having: dict[str, WorkerLoad] = {}
         """The workers that have resources."""
-        self._unseen: dict[SessionQueue, deque[WorkerLoad]] = {}
+        self._unseen: dict[SessionQueue, Iterator[WorkerLoad]] = {}
         """The workers at which a queue that has become ready has yet to look."""
+        self._smallest: dict[str, list[tuple[int, int, SessionQueue]]] = {}
+        """For each resource a heap of what the ready queues need of it, with entries of queues that
+        are not ready any more. "" stands for queues that need none."""
+        self._entries = itertools.count()
         self._hosts: Counter[str] = Counter()
         """The number of workers on each host."""
         self._far_at: dict[SessionQueue, float] = {}
@@ -108,19 +115,25 @@ class Demands:
     def add(self, queue: SessionQueue) -> None:
         """Add a queue that now has work."""
         self.ready[queue] = None
+        self._unseen[queue] = self._candidates(queue)
+        for name, amount in queue.request or (("", 0),):
+            entry = (amount, next(self._entries), queue)
+            heapq.heappush(self._smallest.setdefault(name, []), entry)
+        self._unjudged[queue] = None
+
+    def _candidates(self, queue: SessionQueue) -> Iterator[WorkerLoad]:
+        """Yield the workers that could run the work of a queue, the best ones first. Some are
+        yielded again."""
         loads = self._having if queue.request else self._loads
         if queue.worker:
             loads = {name: loads[name] for name in (queue.worker,) if name in loads}
-        self._unseen[queue] = deque(
-            sorted(
-                loads.values(),
-                key=lambda load: (
-                    not self._is_near(load, queue),
-                    load.outstanding >= load.member.slots,
-                ),
-            )
-        )
-        self._unjudged[queue] = None
+        for is_near in (True, False) if queue.near else (False,):
+            for is_idle in (True, False):
+                for load in list(loads.values()):
+                    if (not is_idle or load.outstanding < load.member.slots) and (
+                        not is_near or self._is_near(load, queue)
+                    ):
+                        yield load
 
     def remove(self, queue: SessionQueue) -> None:
         """Remove a queue without work."""
@@ -166,15 +179,20 @@ class Demands:
         None if no item can be handed out now."""
         stocks = self.stocks
         stocks.keep_free(now)
+        changed = [
+            load
+            for name in stocks.changed
+            if (load := self._loads.get(name)) is not None
+            and load.has_place
+            and self._may_fit(stocks.free(name))
+        ]
+        # Thousands of queues may wait, so look at all of them only if that may lead to something.
         first = [queue for queue in stocks.kept.values() if queue in self.ready]
-        changed = [load for name in stocks.changed if (load := self._loads.get(name)) is not None]
-        for queue in (*first, *self.ready):
+        for queue in (*first, *self.ready) if changed else [*self._unseen]:
             assert isinstance(queue, SessionQueue)
-            unseen = self._unseen.get(queue)
-            while unseen:
-                if (grant := self._reserve(unseen[0], queue)) is not None:
-                    return unseen[0], queue, grant
-                unseen.popleft()
+            for load in self._unseen.get(queue, ()):
+                if (grant := self._reserve(load, queue)) is not None:
+                    return load, queue, grant
             for load in changed:
                 if (grant := self._reserve(load, queue)) is not None:
                     return load, queue, grant
@@ -185,6 +203,15 @@ class Demands:
         self._unseen.clear()
         stocks.changed.clear()
         return None
+
+    def _may_fit(self, free: Mapping[str, int]) -> bool:
+        """Return whether a worker has enough of one resource for a ready queue."""
+        for name, heap in self._smallest.items():
+            while heap and heap[0][2] not in self.ready:
+                heapq.heappop(heap)
+            if heap and free.get(name, 0) >= heap[0][0]:
+                return True
+        return False
 
     def _reserve(self, load: WorkerLoad, queue: SessionQueue) -> Grant | None:
         if queue.worker not in ("", load.name) or not load.has_place:
@@ -199,6 +226,8 @@ class Demands:
         if grant is not None:
             self.stocks.drop_claim(queue)
             self.ready.move_to_end(queue)
+            # The queue must claim resources again for its next item.
+            self._unseen[queue] = self._unseen.pop(queue, iter(()))
             self._far_at.pop(queue, None)
         return grant
 

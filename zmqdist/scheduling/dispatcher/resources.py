@@ -21,7 +21,7 @@ Not here: which claimants there are, and whether a worker may get work (demands.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -137,6 +137,10 @@ class Stocks:
     def fits(self, worker: str, request: Quantities) -> bool:
         """Return whether the worker could satisfy the request now, kept free or not."""
         return worker in self._stocks and self._stocks[worker].now.fits(request)
+
+    def free(self, worker: str) -> Mapping[str, int]:
+        """Return the free thousandths of each resource of a worker."""
+        return self._stocks[worker].now.free
 
     def can_ever(self, request: Quantities, worker: str = "") -> bool:
         """Return whether a worker, or this one, has enough if nothing of it is in use. True as well
