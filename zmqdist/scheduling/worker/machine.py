@@ -868,10 +868,11 @@ class WorkerMachine:
         queue, reported = self.queue, self.queue.report_before_start
         slot_items, known_functions, position = slot.given, slot.known, slot.position
         grants = self.grants
+        any_rule = bool(reported or grants)
         for _ in range(min(count, len(queue))):
-            if reported and queue[0][0] in reported:
-                break
-            if grants and slot_items and (slot.devices or queue[0][0] in grants):
+            if any_rule and (
+                queue[0][0] in reported or (slot_items and (slot.devices or queue[0][0] in grants))
+            ):
                 break
             item = queue.popleft()
             _, coordinator, _, fn, payload = item
