@@ -97,6 +97,9 @@ class PrimitivesService:
     def _open(self, call: PendingCall, client: int, pid: int, holds: Any) -> None:
         number_argument(client, "the number of a client")
         restored = [_hold(hold) for hold in _rows(holds)]
+        former, _ = self._clients.get(call.peer, (client, 0))
+        if former != client:  # the process has given up the former client
+            self._perform(self._machine.lost(former))
         self._clients[call.peer] = client, number_argument(pid, "a pid")
         (effect,) = self._machine.opened(call, client, restored, self._loop.now())
         if isinstance(effect, ReplyValue):

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -249,18 +250,18 @@ def test_interrupted_waiter_leaves_its_line(at: str, monkeypatch: pytest.MonkeyP
 
 def test_thousand_waiters_hold_no_thread(at: str) -> None:
     client = ZmqClient(at, security=Credentials().client(at, "submit"))
+    call = partial(internal_client.start, client)
     try:
-        call = lambda method, *args: internal_client.start(client, f"primitives.{method}", *args)
-        call("open", 1, os.getpid(), []).get_value()
+        call("primitives.open", 1, os.getpid(), []).get_value()
         before = threading.active_count()
         waits = [
-            call("request", 1, number, "acquire", "lock", "l", 1, b"", None)
+            call("primitives.request", 1, number, "acquire", "lock", "l", 1, b"", None)
             for number in range(1, 1001)
         ]
         places = list[int]()
         for number, wait in enumerate(waits, 1):
             places.append(wait.get_value())
-            call("renew", 1, os.getpid(), [], [number])
+            call("primitives.renew", 1, os.getpid(), [], [number])
         assert places == sorted(places)
         assert threading.active_count() <= before + 1, "one thread reads replies"
     finally:
@@ -318,6 +319,21 @@ def test_hostile_message_is_refused(at: str, message: tuple[Any, ...]) -> None:
     finally:
         client.close()
     assert zd.Queue("q", cluster=at).empty()
+
+
+def test_connection_has_one_client(at: str) -> None:
+    client = ZmqClient(at, security=Credentials().client(at, "submit"))
+    call = partial(internal_client.start, client)
+    try:
+        call("primitives.open", 1, 1, []).get_value()
+        call("primitives.request", 1, 1, "acquire", "lock", "l", 1, b"", None).get_value()
+        call("primitives.open", 2, 1, []).get_value()
+        assert zd.Lock("l", cluster=at).acquire(timeout=limits.LEASE_S / 2)
+        zd.Lock("l", cluster=at).release()
+        with pytest.raises(errors.AbortedError):
+            call("primitives.renew", 1, 1, [], [1]).get_value()
+    finally:
+        client.close()
 
 
 def test_names_are_bounded(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -491,6 +507,36 @@ def test_function_finds_its_cluster(cluster: zd.local_cluster) -> None:
     assert stop.is_set()
     stop.clear()
     assert zd.Queue("n", cluster=cluster).get() == "from a function"
+
+
+class Adder:
+    """An actor that adds to a number in a queue."""
+
+    def __init__(self) -> None:
+        self.lock, self.total = zd.Lock("l"), zd.Queue("n")
+
+    def add(self, count: int) -> None:
+        for _ in range(count):
+            with self.lock:
+                self.total.put(self.total.get(timeout=20) + 1)
+
+    def hold(self) -> int:
+        self.lock.acquire()
+        return self.lock.fence
+
+
+def test_actors_share_lock_until_they_are_killed(cluster: zd.local_cluster) -> None:
+    total, lock = zd.Queue("n", cluster=cluster), zd.Lock("l", cluster=cluster)
+    total.put(0)
+    with cluster.coordinator() as coordinator:
+        first, second = coordinator.actor(Adder), coordinator.actor(Adder)
+        coordinator.gather([first.add(20), second.add(20)])
+        assert total.get() == 40
+        assert first.hold().result() > 0
+        assert not lock.acquire(timeout=0.1)
+        coordinator.kill(first)
+        assert lock.acquire(timeout=limits.LEASE_S / 2)
+        lock.release()
 
 
 @pytest.mark.parametrize("processes", [True, False])

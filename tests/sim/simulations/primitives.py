@@ -68,6 +68,9 @@ class SimPrimitivesKeeper:
     def _open(self, call: SimCall, client: int, pid: int, holds: Any) -> None:
         peer = self.world.host_of(pid)
         if peer is not None:
+            former = self._clients.get(peer, client)
+            if former != client and self.world.network.is_connected(peer, self.host):
+                self.perform(self.machine.lost(former))
             self._clients[peer] = client
         effects = self.machine.opened(
             call,
