@@ -413,3 +413,20 @@ def test_package_runs_as_command() -> None:
         check=False,
     )
     assert (result.returncode, result.stdout) == (0, run("--version").out)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--resource", "gpu"), "'gpu' is no resource: write NAME=N, as gpu=2"),
+        (("--resource", "x=auto"), "'x=auto' is no resource"),
+        (("--resource", "gpu=0.5"), "resources: gpu is 0.5, wants whole devices"),
+        (("--resource", "gpu=1", "--threads"), "gpu needs slots that are processes"),
+        (("--memory-max", "1", "--threads"), "memory_max_gb is 1.0, wants more than 0 GB, and"),
+    ],
+)
+def test_bad_resources_of_worker_are_named(options: tuple[str, ...], text: str) -> None:
+    result = run_here("worker", "--dispatcher", "localhost:1", *options)
+    assert result.code != ExitCode.OK
+    assert text in result.err
+    assert result.out == ""

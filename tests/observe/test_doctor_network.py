@@ -173,6 +173,18 @@ def test_dispatcher_losses_are_warnings() -> None:
     ]
 
 
+def test_request_that_no_worker_can_satisfy_is_a_warning() -> None:
+    rows = [
+        {"request": "gpu 4", "worker": "", "waiting": 2, "why": "no worker has so much"},
+        {"request": "gpu 1", "worker": "", "waiting": 1, "why": "all is in use"},
+    ]
+    _, warning = status_gives({"workers": [], "demands": rows})
+    assert (warning.level, warning.message) == (
+        "warning",
+        "2 functions wait for gpu 4, and no worker has so much",
+    )
+
+
 def test_port_without_listener() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))

@@ -211,6 +211,13 @@ def problems(config: Config) -> Iterator[Mistake]:
                 "is given together with threads_per_slot",
                 "leave one of them out",
             )
+        for name, amount in jobs.worker.resources.items():
+            if amount == "auto" if name != "gpu" else amount != "auto" and amount % 1:
+                yield Mistake(
+                    ("jobs", "worker", "resources", name),
+                    f"is {amount}",
+                    "only gpu may be auto, and gpu is a whole number otherwise",
+                )
         yield from _bounds(config)
     for name, single, hint in (
         ("chief", jobs.chief, "others are workers"),

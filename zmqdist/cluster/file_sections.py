@@ -350,7 +350,7 @@ class WorkerJob(ServingJob, frozen=True):
         ),
     ] = 1
     resources: Annotated[
-        dict[str, float | Literal["auto"]],
+        dict[str, Annotated[float, Meta(ge=0)] | Literal["auto"]],
         documented(
             "What functions may use of each worker, by name; gpu: auto takes the GPUs in "
             "CUDA_VISIBLE_DEVICES, or else those that nvidia-smi lists.",

@@ -267,7 +267,7 @@ def _of_dispatcher(subject: str, client: ZmqClient, timeout_s: float) -> Iterato
             "that took too much memory",
         )
     for row in record.get("demands", ()):
-        if row["why"] == "no worker has so much":
+        if row.get("why") == "no worker has so much":
             yield warning(
                 subject,
                 f"{plural(row['waiting'], 'function waits', 'functions wait')} for "
