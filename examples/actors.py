@@ -1,10 +1,10 @@
-"""A parameter server, a training group and a pipeline, written as actors.
+"""A parameter server and a pipeline, written as actors.
 
     python examples/actors.py
 
 `Weights` is a parameter server: one object with the weights, to which workers push gradients while
-they train. `Trainer` is a group whose members add up their gradients with each other. `Stage` is a
-link of a pipeline: each stage passes what it has made to the next, so that all work at once.
+they train. `Stage` is a link of a pipeline: each stage passes what it has made to the next, so that
+all work at once.
 """
 
 import network
@@ -12,7 +12,7 @@ import numpy as np
 
 import zmqdist as zd
 
-RATE, STEPS, MEMBERS = 0.5, 120, 2
+RATE, STEPS, WORKERS = 0.5, 120, 2
 
 
 class Weights:
@@ -42,27 +42,6 @@ def train(server, member):
     push.result()
 
 
-class Trainer:
-    """A member of a group: all members have the same weights at each step."""
-
-    def __init__(self, hidden):
-        self.training, self.test = network.load(np.random.default_rng(0))
-        self.weights = network.initial(np.random.default_rng(0), hidden)
-        self.rng = np.random.default_rng(zd.current_actor().rank)
-
-    def steps(self, count):
-        me = zd.current_actor()
-        for _ in range(count):
-            rows = self.rng.integers(0, len(self.training[1]), 32)
-            _, gradients = network.gradients(
-                self.weights, self.training[0][rows], self.training[1][rows]
-            )
-            total = me.group.all_reduce(gradients)
-            for value, gradient in zip(self.weights, total, strict=True):
-                value -= RATE * gradient / me.size
-        return network.accuracy(self.weights, *self.test)
-
-
 class Stage:
     """A link of a pipeline: it gives its result to the next stage and does not wait."""
 
@@ -75,15 +54,12 @@ class Stage:
 
 
 def main():
-    with zd.local_cluster(workers=MEMBERS) as cluster, cluster.coordinator() as coordinator:
+    with zd.local_cluster(workers=WORKERS) as cluster, cluster.coordinator() as coordinator:
         server = coordinator.actor(Weights, 32)
-        coordinator.gather([coordinator.submit(train, server, n) for n in range(MEMBERS)])
+        coordinator.gather([coordinator.submit(train, server, n) for n in range(WORKERS)])
         test = network.load(np.random.default_rng(0))[1]
         accuracy = network.accuracy(server.pull().result(), *test)
         print(f"parameter server: accuracy {accuracy:.2f}")
-
-        team = coordinator.actors(Trainer, MEMBERS, 32)
-        print("group:", " ".join(f"{accuracy:.3f}" for accuracy in team.steps(STEPS).result()))
 
         last = coordinator.actor(Stage, 3)
         first = coordinator.actor(Stage, 1, coordinator.actor(Stage, 2, last))

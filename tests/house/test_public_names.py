@@ -24,6 +24,7 @@ PINNED: dict[str, frozenset[str]] = {
             "RemoteValue",
             "Retries",
             "Semaphore",
+            "current_actor",
             "Server",
             "ShardedVariable",
             "TensorSpec",

@@ -121,7 +121,7 @@ def test_death_fails_group_and_names_member(
     assert [(death.rank, death.action) for death in team.deaths] == [(1, "fail")]
 
 
-def test_supervisor_is_told_of_death_and_restart(coordinator: ClusterCoordinator) -> None:
+def test_supervisor_hears_of_death_and_restart(coordinator: ClusterCoordinator) -> None:
     deaths: queue.Queue[MemberDeath] = queue.Queue()
     options = coordinator.options(on_death="restart", supervisor=deaths.put)
     team = options.actors(Member, 2, 1)

@@ -259,7 +259,7 @@ def test_timeout_ends_call_and_not_actor(coordinator: ClusterCoordinator, tmp_pa
     assert counter.add(1).result(20) == 6
 
 
-def test_cancelled_call_is_told_and_waiting_one_never_runs(
+def test_cancelled_calls_end_early_or_never_run(
     coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
     counter = coordinator.actor(Counter)

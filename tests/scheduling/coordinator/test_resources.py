@@ -59,7 +59,7 @@ def licensed() -> Iterator[ClusterCoordinator]:
         gate.set()
 
 
-def test_no_more_functions_run_than_there_are_resources(licensed: ClusterCoordinator) -> None:
+def test_functions_never_exceed_resources(licensed: ClusterCoordinator) -> None:
     one = licensed.options(resources={"licence": 1})
     licensed.gather([one.submit(counted) for _ in range(30)])
     assert peak == 2

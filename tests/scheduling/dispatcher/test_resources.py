@@ -87,7 +87,7 @@ def test_worker_is_kept_free_for_claimant_that_waits_long(stocks: Stocks) -> Non
     assert (stocks.kept, stocks.changed) == ({}, {"w0": None})
 
 
-def test_no_worker_is_kept_that_lasting_grants_fill(stocks: Stocks) -> None:
+def test_full_worker_is_not_kept_for_large_request(stocks: Stocks) -> None:
     lasting = stocks.reserve("w0", GPU1, lasting=True)
     assert lasting is not None
     stocks.claim("large", GPU2, 0.0)

@@ -188,7 +188,7 @@ def read(lock: zd.Lock, total: zd.Queue, lost: int) -> int:
         return number
 
 
-def test_no_item_goes_to_two_of_killed_getters(program: Program) -> None:
+def test_item_goes_to_one_of_killed_getters(program: Program) -> None:
     count, received = 600, list[int]()
     with zd.DispatchServer() as dispatcher:
         jobs = zd.Queue("jobs", cluster=dispatcher)

@@ -93,7 +93,7 @@ def test_calls_of_gone_caller_are_dropped() -> None:
     assert numbers(queue.next_calls()) == [("b", 1)]
 
 
-def test_no_call_begins_after_close() -> None:
+def test_closed_queue_gives_no_call() -> None:
     queue = ActorCallQueue(1)
     queue.add("a", calls(1))
     queue.close()

@@ -297,7 +297,7 @@ def test_simulation_finds_bug(
     expect_report(first_complaint, SEEDS_MAX, bug, promise)
 
 
-def test_simulation_finds_that_resources_of_threads_are_forgotten(
+def test_simulation_finds_forgotten_resources_of_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Only threads go on with what an earlier dispatcher has assigned."""

@@ -468,6 +468,7 @@ class ClusterCoordinator:
           DeadlineExceededError: the dispatcher has not answered for `timeout` seconds (None means
             60). A dispatcher that was started again answers after one lease.
         """
+        check_type("name", name, str, "the name of an actor")
         return self._actors.find(name, seconds(timeout))
 
     def kill(self, actor: ActorHandle) -> None:
@@ -477,6 +478,7 @@ class ClusterCoordinator:
         >>> doomed = coordinator.actor(set)
         >>> coordinator.kill(doomed)
         """
+        check_type("actor", actor, ActorHandle, "the handle of an actor")
         self._actors.kill(actor)
 
     def map(self, fn: Callable[..., T], *iterables: Iterable[Any]) -> list[RemoteValue[T]]:
