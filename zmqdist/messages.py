@@ -724,6 +724,7 @@ class HostedActor(msgspec.Struct, array_like=True, frozen=True):
       restarts_left: how often it may be replaced yet.
       is_kept: whether it lives on without contact to a dispatcher.
       address, key: where it serves calls; "" while it makes its object.
+      devices: the numbers of the worker's devices that it uses.
     """
 
     spec: ActorSpec
@@ -732,6 +733,7 @@ class HostedActor(msgspec.Struct, array_like=True, frozen=True):
     is_kept: bool = False
     address: str = ""
     key: bytes = b""
+    devices: tuple[int, ...] = ()
 
 
 class CreateActor(Message, tag=80):
@@ -819,12 +821,13 @@ class ActorFound(Message, tag=87):
 
 
 class StartActor(Message, tag=88):
-    """Start a process for this incarnation of an actor."""
+    """Start a process for this incarnation of an actor, which uses these devices of the worker."""
 
     SENT = "dispatcher -> worker"
     spec: ActorSpec
     incarnation: int
     restarts_left: int
+    devices: tuple[int, ...] = ()
 
 
 class StopActor(Message, tag=89):

@@ -118,6 +118,27 @@ def test_resources_and_what_waits_for_them_are_shown() -> None:
     assert status.demands(full).lines()[0] in status.lines(full)
 
 
+def test_actors_have_a_table() -> None:
+    live = {
+        "actor": 0x123,
+        "name": "",
+        "cls": "Counter",
+        "state": "live",
+        "worker": "worker:0",
+        "restarts": 3,
+        "restarts_left": 2,
+        "reason": "its process ended: killed by SIGKILL",
+    }
+    waiting = {**live, "name": "n", "state": "pending", "worker": "", "reason": "no room"}
+    table = status.actors(record(workers=[worker(actors_max=64)], actors=[live, waiting]))
+    assert table.lines() == [
+        "actors (2; the workers may have 64)",
+        "  name      class    state    worker    restarts  why",
+        "  00000123  Counter  live     worker:0       1/3  its process ended: killed by SIGKILL",
+        "  n         Counter  pending                 1/3  no room",
+    ]
+
+
 def test_launched_cluster_shows_size() -> None:
     none = {"starting": [], "leaving": [], "failed": []}
     fixed = {"wanted": 2, "min": None, "max": None, "idle_s": None, **none}

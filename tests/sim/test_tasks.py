@@ -1,8 +1,8 @@
 """The machines by which the tasks of a cluster work together, in virtual time, with seeded faults:
-barriers and keys, locks and queues, groups, messages, and how many workers there are.
+barriers and keys, locks and queues, groups, messages, actors, and how many workers there are.
 
 The faults and the checks are in
-tests/sim/simulations/{elasticity,keeper,groups,keyring,mail,primitives,recruitment,watches}.py. The
+tests/sim/simulations/{actors,elasticity,keeper,groups,keyring,mail,primitives,recruitment,watches}.py. The
 machines' modules number the promises.
 
     pytest tests/sim --seed 1234      replays one seed exactly
@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.sim.simulations.actors import simulate_actors
 from tests.sim.simulations.elasticity import simulate_elasticity
 from tests.sim.simulations.groups import simulate_group
 from tests.sim.simulations.keeper import simulate_keeper
@@ -26,6 +27,7 @@ from tests.sim.simulations.recruitment import simulate_recruitment
 from tests.sim.simulations.watches import simulate_watches
 
 ALL: list[Callable[..., Any]] = [
+    simulate_actors,
     simulate_elasticity,
     simulate_keeper,
     simulate_group,

@@ -6,7 +6,8 @@ Names, hosts and reasons are texts of other processes. The functions therefore r
 characters in these texts, and shorten long texts.
 
 Keys of the record (see DispatchServer): address, pid, queued, workers, scaling (None without a
-launcher), coordinators, demands, data, losses_count, losses, slot_deaths, last_slot_death, relayed, dropped,
+launcher), coordinators, actors, demands, data, losses_count, losses, slot_deaths,
+last_slot_death, relayed, dropped,
 refused_handshakes. All durations are in seconds.
 """
 
@@ -113,11 +114,12 @@ def size(status: Status) -> list[str]:
 
 def tables(status: Status) -> list[Table]:
     """Return those tables of a record that have rows: workers and their resources, coordinators,
-    waiting requests for resources, jobs of the data service, and lost workers."""
+    actors, waiting requests for resources, jobs of the data service, and lost workers."""
     candidates = (
         workers(status),
         resources(status),
         coordinators(status),
+        actors(status),
         demands(status),
         jobs(status),
         losses(status),
@@ -239,6 +241,31 @@ def coordinators(status: Status) -> Table:
                 ),
             )
             for row in status["coordinators"]
+        ),
+    )
+
+
+def actors(status: Status) -> Table:
+    """Return a table with a row for each actor.
+
+    `restarts` is how often it has begun again, of how often it may. `why` says why it waits, is
+    away, or has begun again.
+    """
+    most = sum(row.get("actors_max", 0) for row in status["workers"])
+    rows = status.get("actors", ())
+    return Table(
+        f"actors ({len(rows):,}; the workers may have {most:,})",
+        ("name", "class", "state", "worker", ">restarts", "why"),
+        tuple(
+            (
+                printable(row["name"]) or f"{row['actor'] & 0xFFFFFFFF:08x}",
+                printable(row["cls"]),
+                row["state"],
+                printable(row["worker"]),
+                f"{row['restarts'] - row['restarts_left']:,}/{row['restarts']:,}",
+                printable(row["reason"]),
+            )
+            for row in rows
         ),
     )
 

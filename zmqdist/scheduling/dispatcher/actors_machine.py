@@ -16,6 +16,7 @@ Theory of operation
     A new dispatcher does not know which actors live. During its first lease it neither places an
     actor that may live, nor says that a name does not exist: within this lease each worker that has
     kept its actors comes back, and the actors with restarts of all other workers have ended.
+    A process of an actor reserves the actor's resources from its placement until its end was seen.
     The members of a group are placed together, or none of them is. A member that is restarted is
     placed alone, because its group exists already.
 
@@ -28,12 +29,15 @@ Promises, checked by tests/sim
     A4   a name belongs to at most one actor that has not ended
     A5   an actor ends with its coordinator, unless it is detached; a coordinator that did not say
          goodbye has a lease to come back
-    A6   an actor begins again at most `restarts` times
+    A6   an actor begins again at most `restarts` times, not counting an incarnation that has ended
+         before its coordinator had heard of it
     A7   a new dispatcher answers for a name, and places an actor that may live, only after one
          lease, or after a worker has named the actor
     A8   a worker is told to stop each process that is not the present incarnation of an actor
     A9   a worker never has more processes of actors than its `actors_max`
     A10  all members of a group are placed at the same time, or none
+    A11  the processes of a worker never use more of its resources than it has, together with its
+         functions (resources.py)
 
 Not here: processes and their contact (scheduling/worker/actor_host_machine.py), and calls, which go
 from their callers to the actors directly.
@@ -70,8 +74,10 @@ from zmqdist.messages import (
     WatchActor,
 )
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member, MemberLost
+from zmqdist.scheduling.dispatcher.resources import Stocks
 from zmqdist.scheduling.shared.actors import ActorState
-from zmqdist.scheduling.shared.registrations import actor_problem
+from zmqdist.scheduling.shared.quantities import Grant, Quantities, amounts_text
+from zmqdist.scheduling.shared.registrations import actor_problem, request_of
 from zmqdist.transitions import enter
 
 _S = ActorState
@@ -84,6 +90,7 @@ ACTOR_TRANSITIONS: Final[Mapping[ActorState, frozenset[ActorState]]] = {
 }
 
 MAKER_ENDED: Final = "the program that made it has ended"
+NAME_TAKEN: Final = "the name {} is taken by another actor"
 NO_PROCESS: Final = "its worker does not have its process any more"
 
 
@@ -122,6 +129,10 @@ class Actor:
     grace_s: float = 0.0
 
     @property
+    def request(self) -> Quantities:
+        return request_of(self.spec)
+
+    @property
     def label(self) -> str:
         return f"{self.spec.cls} {self.spec.name or self.spec.actor}"
 
@@ -144,11 +155,12 @@ class Actor:
 
 @dataclass(slots=True, eq=False)
 class Host:
-    """One worker. `processes` has the spec of each process that it may have, by incarnation."""
+    """One worker. `processes` has, by incarnation, the actor of each process that it may have, and
+    what the process uses."""
 
     member: Member
     actors_max: int
-    processes: dict[int, ActorSpec] = field(default_factory=dict)
+    processes: dict[int, tuple[int, Grant]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +192,7 @@ class ActorDirectory:
     returns the messages to send, in order.
 
     Args:
+      stocks: the resources of the workers.
       ended_within_s: seconds after which no process of a worker is left that has ended.
       first_incarnation: a number above those of all earlier dispatchers.
       silent_until: the end of the first lease of a dispatcher that may have had predecessors.
@@ -187,10 +200,13 @@ class ActorDirectory:
     Attributes:
       actors: the actors that have not ended, by number.
       deadline: the time at which `tick` must next be called; None means never.
+      waits_for_resources: whether an actor waits that uses resources, so that `retry` must be
+        called when some are free again.
     """
 
     def __init__(
         self,
+        stocks: Stocks,
         lease_s: float,
         ended_within_s: float,
         *,
@@ -202,6 +218,8 @@ class ActorDirectory:
         self._silent_until = silent_until
         self.actors: dict[int, Actor] = {}
         self.deadline: float | None = None
+        self.waits_for_resources = False
+        self._stocks = stocks
         self._hosts: dict[int, Host] = {}
         self._names: dict[str, int] = {}
         self._pending: dict[int, Actor] = {}
@@ -294,11 +312,28 @@ class ActorDirectory:
         reason = ""
         if message.incarnation and not message.may_live:
             reason = "it has ended while its program was away"
-        elif spec.name in self._names:
-            reason = f"the name {spec.name} is taken by another actor"
+        elif not self._takes_name(spec.name, may_live=message.incarnation > 0):
+            reason = NAME_TAKEN.format(spec.name)
         elif len(self.actors) >= ACTORS_MAX:
             reason = f"this dispatcher has {ACTORS_MAX} actors and takes no more"
-        return ActorChanged(spec.actor, _S.ENDED, reason=reason) if reason else None
+        return self._remember(ActorChanged(spec.actor, _S.ENDED, reason=reason)) if reason else None
+
+    def _takes_name(self, name: str, *, may_live: bool) -> bool:
+        """Return whether an actor can have this name. One that may live takes the name from an
+        actor that was never placed."""
+        holder = self.actors.get(self._names.get(name, -1))
+        if holder is None:
+            return True
+        if holder.incarnation or not may_live:
+            return False
+        self._end_now(holder, NAME_TAKEN.format(name))
+        return True
+
+    def _remember(self, change: ActorChanged) -> ActorChanged:
+        self._ends[change.actor] = change
+        if len(self._ends) > ACTOR_ENDS_KEPT:
+            del self._ends[next(iter(self._ends))]
+        return change
 
     def _of_owner(self, coordinator: int, but: Container[int] = ()) -> list[Actor]:
         return [
@@ -333,15 +368,15 @@ class ActorDirectory:
         host = self._hosts.setdefault(member.incarnation, Host(member, register.actors_max))
         host.member, host.actors_max = member, register.actors_max
         present = {hosted.incarnation: hosted for hosted in register.actors}
-        for incarnation, spec in list(host.processes.items()):
+        for incarnation, (number, grant) in list(host.processes.items()):
             if incarnation in present:
                 continue
-            actor = self._present(member.incarnation, spec.actor, incarnation)
+            actor = self._present(member.incarnation, number, incarnation)
             if actor is not None and actor.state is _S.STARTING:
                 # The order may be lost; a worker that has had it reports the end again.
-                self._start(actor)
+                self._start(actor, grant)
                 continue
-            del host.processes[incarnation]
+            self._release(host, incarnation)
             if actor is not None:
                 self._process_ended(actor, NO_PROCESS, now)
         for hosted in present.values():
@@ -350,7 +385,10 @@ class ActorDirectory:
 
     def _adopt(self, host: Host, hosted: HostedActor, now: float) -> None:
         spec, incarnation, member = hosted.spec, hosted.incarnation, host.member
-        host.processes[incarnation] = spec
+        if incarnation not in host.processes:
+            grant = Grant(request_of(spec), hosted.devices)
+            host.processes[incarnation] = (spec.actor, grant)
+            self._stocks.occupy(member.name, grant, lasting=True)
         self._next_incarnation = max(self._next_incarnation, incarnation + 1)
         actor = self.actors.get(spec.actor)
         if actor is None and self._is_adoptable(spec, now):
@@ -386,14 +424,7 @@ class ActorDirectory:
         """Return whether a process of an unknown actor may be that of an actor that lives."""
         if spec.actor in self._ends or (spec.owner and now >= self._silent_until):
             return False
-        holder = self.actors.get(self._names.get(spec.name, -1))
-        if holder is None:
-            return True
-        if holder.incarnation:
-            return False
-        # A program wants to make an actor of this name, which exists.
-        self._end_now(holder, f"the name {spec.name} is taken by another actor")
-        return True
+        return self._takes_name(spec.name, may_live=True)
 
     def from_worker(self, member: Member, message: Message, now: float) -> list[Send]:
         match message:
@@ -402,7 +433,7 @@ class ActorDirectory:
                 if actor is not None and actor.state is _S.STARTING:
                     self._serve(actor, address, key)
             case ActorExited(number, incarnation, reason, final, error, has_begun):
-                self._hosts[member.incarnation].processes.pop(incarnation, None)
+                self._release(self._hosts[member.incarnation], incarnation)
                 actor = self._present(member.incarnation, number, incarnation)
                 if actor is not None:
                     if final:
@@ -419,8 +450,8 @@ class ActorDirectory:
         reason = f"{member.name} was lost: {loss.reason}"
         if loss.exit_code:
             reason += f" ({errors.describe_exit(loss.exit_code)})"
-        for incarnation, spec in host.processes.items() if host is not None else ():
-            actor = self._present(member.incarnation, spec.actor, incarnation)
+        for incarnation, (number, _) in host.processes.items() if host is not None else ():
+            actor = self._present(member.incarnation, number, incarnation)
             if actor is None:
                 continue
             if loss.settled:
@@ -432,6 +463,10 @@ class ActorDirectory:
     def tick(self, now: float) -> list[Send]:
         """Do what is due at `deadline`."""
         return self._settle(now) if self.deadline is not None and self.deadline <= now else []
+
+    def retry(self, now: float) -> list[Send]:
+        """Place waiting actors, because resources are free again."""
+        return self._settle(now)
 
     # -- status ------------------------------------------------------------------------------------
 
@@ -473,9 +508,14 @@ class ActorDirectory:
             return f"{spec.worker} has not registered"
         if not any(host.actors_max for host in hosts):
             return "the workers have actors_max 0: their slots are threads, or it was set"
+        if actor.request and not self._stocks.can_ever(actor.request, spec.worker):
+            text = f"no worker can have it, because it needs {amounts_text(actor.request)}"
+            return f"{text}: {self._stocks.text()}"
         room = sum(max(host.actors_max - len(host.processes), 0) for host in hosts)
         most = sum(host.actors_max for host in hosts)
         text = f"the workers have room for {room} of {most} actors (actors_max)"
+        if actor.request:
+            text += f", and too little of {amounts_text(actor.request)} is free"
         return f"{text}, and its group needs {spec.size}" if spec.size > 1 else text
 
     # -- states ------------------------------------------------------------------------------------
@@ -494,6 +534,11 @@ class ActorDirectory:
             return actor
         return None
 
+    def _release(self, host: Host, incarnation: int) -> None:
+        """Forget a process that has ended, and give back what it used."""
+        if (process := host.processes.pop(incarnation, None)) is not None:
+            self._stocks.release(host.member.name, process[1], lasting=True)
+
     def _order(self, host: int | None, message: Message) -> None:
         """Send a message to a worker. It is lost if the worker is away, which names its processes
         when it comes back."""
@@ -508,9 +553,7 @@ class ActorDirectory:
             peers[self._peers[actor.spec.owner]] = None
         self._effects += [Send(peer, change) for peer in peers]
         if actor.state is _S.ENDED:
-            self._ends[actor.spec.actor] = change
-            if len(self._ends) > ACTOR_ENDS_KEPT:
-                del self._ends[next(iter(self._ends))]
+            self._remember(change)
 
     def _serve(self, actor: Actor, address: str, key: bytes) -> None:
         actor.enter(_S.LIVE)
@@ -565,6 +608,7 @@ class ActorDirectory:
         spec = actor.spec
         actor.enter(_S.ENDED)
         actor.reason = reason
+        self._stocks.drop_claim(actor)
         self._report(actor, error)
         for table in (self.actors, self._pending, self._timed, self._watchers):
             table.pop(spec.actor, None)
@@ -584,7 +628,7 @@ class ActorDirectory:
         for actor in list(self._timed.values()):
             self._pass_times(actor, now)
         if self._pending:
-            self._place_pending()
+            self._place_pending(now)
         self._answer(now)
         times = [*self._absent_owners.values()]
         for actor in self._timed.values():
@@ -632,7 +676,9 @@ class ActorDirectory:
 
     # -- placement ---------------------------------------------------------------------------------
 
-    def _place_pending(self) -> None:
+    def _place_pending(self, now: float) -> None:
+        if self.waits_for_resources:
+            self._stocks.keep_free(now)
         hosts = {
             number: host
             for number, host in self._hosts.items()
@@ -641,6 +687,7 @@ class ActorDirectory:
             and len(host.processes) < host.actors_max
         }
         groups: set[int] = set()
+        self.waits_for_resources = False
         for actor in list(self._pending.values()):
             if actor.not_before is not None or actor.ends_for or actor.state is not _S.PENDING:
                 continue
@@ -657,6 +704,9 @@ class ActorDirectory:
             if self._place(group, hosts):
                 continue
             for member in group:
+                if member.request and not self._is_incomplete(member):
+                    self.waits_for_resources = True
+                    self._stocks.claim(member, member.request, now, member.spec.worker)
                 if not member.waits_for:
                     member.waits_for = member.reason = self._why_pending(member)
                     self._report(member)
@@ -666,32 +716,47 @@ class ActorDirectory:
         if self._is_incomplete(group[0]) or any(a.not_before is not None for a in group):
             return False
         sizes = {number: len(host.processes) for number, host in hosts.items()}
-        numbers: list[int] = []
+        places: list[tuple[int, Grant]] = []
         for actor in group:
-            rooms = [
-                (size, number)
-                for number, size in sizes.items()
-                if size < hosts[number].actors_max
-                and actor.spec.worker in ("", hosts[number].member.name)
-            ]
-            if not rooms:
+            place = self._reserve(actor, sizes, hosts)
+            if place is None:
+                for number, grant in places:
+                    self._stocks.release(hosts[number].member.name, grant, lasting=True)
                 return False
-            _, number = min(rooms)
-            sizes[number] += 1
-            numbers.append(number)
-        for actor, number in zip(group, numbers, strict=True):
+            sizes[place[0]] += 1
+            places.append(place)
+        for actor, (number, grant) in zip(group, places, strict=True):
             actor.incarnation = self._next_incarnation
             self._next_incarnation += 1
             actor.host, actor.worker = number, hosts[number].member.name
-            hosts[number].processes[actor.incarnation] = actor.spec
+            hosts[number].processes[actor.incarnation] = (actor.spec.actor, grant)
             del self._pending[actor.spec.actor]
+            self._stocks.drop_claim(actor)
             actor.enter(_S.STARTING)
-            self._start(actor)
+            self._start(actor, grant)
         return True
+
+    def _reserve(
+        self, actor: Actor, sizes: Mapping[int, int], hosts: Mapping[int, Host]
+    ) -> tuple[int, Grant] | None:
+        """Reserve the resources of an actor at the worker with the fewest actors that has them and
+        room. `sizes` has the number of processes of each worker."""
+        for number in sorted(sizes, key=lambda number: (sizes[number], number)):
+            host, name = hosts[number], hosts[number].member.name
+            if sizes[number] >= host.actors_max or actor.spec.worker not in ("", name):
+                continue
+            # A worker that is kept for another request may have actors that use nothing.
+            grant: Grant | None = Grant(())
+            if actor.request:
+                grant = self._stocks.reserve(name, actor.request, actor, lasting=True)
+            if grant is not None:
+                return number, grant
+        return None
 
     def _is_incomplete(self, actor: Actor) -> bool:
         """Return whether the group of an actor that was never placed lacks members."""
         return not actor.incarnation and self._groups[actor.spec.group] < actor.spec.size
 
-    def _start(self, actor: Actor) -> None:
-        self._order(actor.host, StartActor(actor.spec, actor.incarnation, actor.restarts_left))
+    def _start(self, actor: Actor, grant: Grant) -> None:
+        order = StartActor(actor.spec, actor.incarnation, actor.restarts_left, grant.devices)
+        self._order(actor.host, order)

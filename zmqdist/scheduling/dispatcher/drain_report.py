@@ -49,6 +49,8 @@ class DrainReport:
       resources: per-worker resources of the programs.
       data: data tasks of this worker.
       streams: streams of distributed snapshots that the worker writes.
+      lost_actors: actors without restarts, each as its class and name.
+      actors: actors that begin again on other workers.
     """
 
     worker: str
@@ -60,6 +62,8 @@ class DrainReport:
     resources: tuple[str, ...] = ()
     data: tuple[TaskAtWorker, ...] = ()
     streams: tuple[StreamAtWorker, ...] = ()
+    lost_actors: tuple[str, ...] = ()
+    actors: tuple[str, ...] = ()
 
     @property
     def losses(self) -> list[str]:
@@ -78,6 +82,7 @@ class DrainReport:
             *undescribed,
             *_listed(self.pinned, f"function {only}", f"functions {only}"),
             *_listed(stranded, f"data task {nobody_else}", f"data tasks {nobody_else}"),
+            *_listed(self.lost_actors, "actor that ends", "actors that end"),
         ]
 
     @property
@@ -105,6 +110,7 @@ class DrainReport:
             "built again elsewhere, without its state": _listed(
                 self.resources, "per-worker resource"
             ),
+            "begun again elsewhere, without their state": _listed(self.actors, "actor"),
             "read on by other workers": _listed(moved, "data task"),
             "continued by other workers": _listed(streams[True], "snapshot stream"),
             "continued by the next worker that joins": _listed(streams[False], "snapshot stream"),
@@ -126,6 +132,8 @@ class DrainReport:
             "resources": list(self.resources),
             "data": [[each.job, each.mode, each.moves] for each in self.data],
             "streams": [[each.path, each.stream, each.moves] for each in self.streams],
+            "lost_actors": list(self.lost_actors),
+            "actors": list(self.actors),
         }
 
 
@@ -177,6 +185,8 @@ def report_of(
         resources=tuple(name for reply in replies.values() for name in reply.resources),
         data=tuple(data),
         streams=tuple(streams),
+        lost_actors=tuple(holdings.lost_actors),
+        actors=tuple(holdings.actors),
     )
 
 

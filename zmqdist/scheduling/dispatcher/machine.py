@@ -1017,14 +1017,19 @@ class Broker:
         silent_until: float = 0.0,
     ) -> None:
         self.settings = settings
-        self.actors = ActorDirectory(
-            settings.lease_s, SLOTS_END_S, first_incarnation=first_actor, silent_until=silent_until
-        )
         self.dispatch = Dispatch(
             attempts_max=settings.attempts_max,
             lease_s=settings.lease_s,
             growth_limit_s=settings.growth_limit_s,
             first_lease=first_lease,
+        )
+        self._stocks = self.dispatch.placement.demands.stocks
+        self.actors = ActorDirectory(
+            self._stocks,
+            settings.lease_s,
+            SLOTS_END_S,
+            first_incarnation=first_actor,
+            silent_until=silent_until,
         )
         self.membership = Membership(
             settings.lease_s, settings.reconnect_grace_s, settings.cancel_grace_s, self
@@ -1074,6 +1079,8 @@ class Broker:
                 effects = self.membership.handle(event, now)
                 effects += self.dispatch.settle(now)
                 effects += self.actors.tick(now)
+        if self.actors.waits_for_resources and self._stocks.changed:
+            effects += self.actors.retry(now)
         return effects + self.dispatch.assign(now)
 
     # -- changes of the members --------------------------------------------------------------------

@@ -22,7 +22,7 @@ from zmqdist.limits import (
     WORKER_TAGS_MAX,
 )
 from zmqdist.messages import ActorSpec, Register, RegisterCoordinator
-from zmqdist.scheduling.shared.quantities import GPU, UNIT, quantities_problem
+from zmqdist.scheduling.shared.quantities import GPU, UNIT, Quantities, quantities_problem
 
 _JOB: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _PID_MAX: Final = 2**22
@@ -72,17 +72,24 @@ def worker_problem(register: Register) -> str:
     gpus = dict(register.resources).get(GPU, 0)
     if gpus % UNIT:
         return f"resources: gpu is {gpus / UNIT:g}, wants whole devices"
-    for _, amounts, devices in register.grants:
+    used = [(amounts, devices) for _, amounts, devices in register.grants]
+    used += [(request_of(hosted.spec), hosted.devices) for hosted in register.actors]
+    for amounts, devices in used:
         if problem := quantities_problem(amounts):
             return problem
         if not all(0 <= device < gpus // UNIT for device in devices):
-            return f"a lease has the devices {devices}, wants some of {gpus // UNIT}"
+            return f"a lease or actor has the devices {devices}, wants some of {gpus // UNIT}"
     try:
         if register.address and not split_address(register.address)[0]:
             return f"{register.address!r} is not an address: no host before the colon"
     except ValueError as error:
         return f"{register.address!r} is not an address: {error}"
     return ""
+
+
+def request_of(spec: ActorSpec) -> Quantities:
+    """Return what a process of this actor uses of its worker."""
+    return tuple(sorted(spec.resources.items()))
 
 
 def actor_problem(spec: ActorSpec) -> str:
@@ -101,6 +108,7 @@ def actor_problem(spec: ActorSpec) -> str:
         or text_problem("the class of an actor", spec.cls)
         or text_problem("the name of an actor", spec.name)
         or text_problem("the worker of an actor", spec.worker)
+        or quantities_problem(request_of(spec))
     )
 
 

@@ -54,6 +54,7 @@ class ActorProcesses:
         at the same host.
       dispatcher: the dispatcher's address.
       worker: returns the worker's index and the number of workers.
+      variables: returns the environment variables of a process for these devices.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class ActorProcesses:
         worker_address: str,
         dispatcher: str,
         worker: Worker,
+        variables: Callable[[tuple[int, ...]], dict[str, str]],
     ) -> None:
         self.loop = loop
         self.feed = feed
@@ -72,6 +74,7 @@ class ActorProcesses:
         self._bind, self._host = bind, split(worker_address)[0]
         self._dispatcher = dispatcher
         self._worker = worker
+        self._variables = variables
         self._processes: dict[int, _Process] = {}
 
     def spawn(self, spawn: SpawnActor) -> None:
@@ -93,7 +96,10 @@ class ActorProcesses:
             )
             process.pipe.send(begin)
             process.child = self._children.spawn(
-                actor_main.__name__, descriptors, process.process_exited
+                actor_main.__name__,
+                descriptors,
+                process.process_exited,
+                self._variables(spawn.devices),
             )
         except (OpError, OSError) as error:  # no descriptor, or no port in ZMQDIST_PORTS, is left
             for descriptor in descriptors:

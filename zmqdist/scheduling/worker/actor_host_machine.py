@@ -8,7 +8,8 @@ Promises, checked by tests/scheduling/worker/test_actor_host_machine.py and test
         for those that are kept (KeepActor), which end with the worker
     H2  the worker names each process that it has in each Register, until its end was seen
     H3  a process that was told to stop is killed when its grace is over
-    H4  an order to start an incarnation that the worker had before starts no process
+    H4  an order to start an incarnation that the worker had before starts no process, nor does an
+         order that may have waited in the socket while the worker was suspended
     H5  the end of each process is reported once, and each order to start is followed by a report
     H6  a worker that leaves starts no process, and ends those that it has within its grace
 """
@@ -65,6 +66,7 @@ class ActorProcess:
     spec: ActorSpec
     incarnation: int
     restarts_left: int
+    devices: tuple[int, ...]
     state: ProcessState = ProcessState.STARTING
     is_kept: bool = False
     address: str = ""
@@ -84,12 +86,14 @@ class ActorHost:
       actors_max: how many the dispatcher may place here; 0 if slots are threads.
       processes: the processes whose end was not seen, by incarnation.
       deadline: the time at which `kill_overdue` must next be called; None means never.
+      orders: the orders to start that wait until contact to the dispatcher is certain.
     """
 
     def __init__(self, actors_max: int) -> None:
         self.actors_max = actors_max
         self.processes: dict[int, ActorProcess] = {}
         self.deadline: float | None = None
+        self.orders: list[StartActor] = []
         self._latest = 0
         """The highest incarnation that the present dispatcher has ordered. It orders them in their
         order, and repeats only those that were lost with a connection."""
@@ -97,7 +101,9 @@ class ActorHost:
     @property
     def present(self) -> list[HostedActor]:
         return [
-            HostedActor(p.spec, p.incarnation, p.restarts_left, p.is_kept, p.address, p.key)
+            HostedActor(
+                p.spec, p.incarnation, p.restarts_left, p.is_kept, p.address, p.key, p.devices
+            )
             for p in self.processes.values()
         ]
 
@@ -115,8 +121,10 @@ class ActorHost:
         if incarnation <= self._latest:
             return [ActorExited(spec.actor, incarnation, "its process has ended before")]
         self._latest = incarnation
-        self.processes[incarnation] = ActorProcess(spec, incarnation, order.restarts_left)
-        return [SpawnActor(spec, incarnation)]
+        self.processes[incarnation] = ActorProcess(
+            spec, incarnation, order.restarts_left, order.devices
+        )
+        return [SpawnActor(spec, incarnation, order.devices)]
 
     def keep(self, order: KeepActor) -> None:
         if order.incarnation in self.processes:
@@ -124,6 +132,7 @@ class ActorHost:
 
     def stop(self, order: StopActor, now: float) -> Sequence[EndActor | Message]:
         process = self.processes.get(order.incarnation)
+        self.orders = [start for start in self.orders if start.incarnation != order.incarnation]
         if process is None:
             # The report of its end may be lost.
             return [ActorExited(order.actor, order.incarnation, "its process has ended before")]

@@ -270,6 +270,11 @@ class Contact:
         self.beats_echoed += 1
         self._note_reply(now)
 
+    def is_certain(self, now: float) -> bool:
+        """Return whether a reply shows that the dispatcher counts this worker's lease until after
+        now, as far as this worker must know (`disconnected`)."""
+        return now < self._answered_at + 0.75 * self.lease_s
+
     def _note_reply(self, now: float) -> None:
         if self._unanswered_at:
             self._answered_at = self._unanswered_at.popleft()
@@ -554,7 +559,7 @@ class WorkerMachine:
                 return [*self._announce_leave(), *postponed]
             case Beat():
                 self.contact.echoed(now)
-                return []
+                return self._start_actors(now) if self.actors.orders else []
             case StealRequest(leases):
                 lease_set = set(leases)
                 # Report which of these leases have begun, because a program that cancels work may
@@ -571,7 +576,8 @@ class WorkerMachine:
             case Forget(coordinator, numbers, everywhere):
                 return self._forget({(coordinator, number) for number in numbers}, everywhere)
             case StartActor() if self.contact.registered:
-                return self._of_actors(self.actors.start(message, leaving=self.leaving))
+                self.actors.orders.append(message)
+                return self._start_actors(now)
             case StopActor():
                 return self._of_actors(self.actors.stop(message, now))
             case KeepActor():
@@ -585,6 +591,16 @@ class WorkerMachine:
                 )
             case _:
                 return []
+
+    def _start_actors(self, now: float) -> list[Effect]:
+        if not self.contact.is_certain(now):
+            return []
+        orders, self.actors.orders = self.actors.orders, []
+        return [
+            effect
+            for order in orders
+            for effect in self._of_actors(self.actors.start(order, leaving=self.leaving))
+        ]
 
     def _of_actors(self, effects: Sequence[Effect | Message]) -> list[Effect]:
         """Return the effects about actors, with their reports as messages to the dispatcher."""
@@ -605,6 +621,7 @@ class WorkerMachine:
 
     def _register(self, now: float) -> list[Effect]:
         self.contact.note_registration(now)
+        self.actors.orders.clear()  # the dispatcher repeats them
         held_leases = [item[0] for item in self.queue]
         held_leases += [
             lease

@@ -239,7 +239,7 @@ class WorkerRuntime(Generic[P]):
                     None if config.memory_max_gb is None else config.memory_max_gb * 1e9,
                 )
                 actors_max = actors_in_bounds(config.actors_max, config.slots)
-                self._start_actors(loop, self._children, host)
+                self._start_actors(loop, self._children, host, self._slots.variables)
             else:
                 own = partial(own_cluster.of_slot, self._dispatcher, credentials)
                 self._slots = ThreadSlots(
@@ -299,7 +299,13 @@ class WorkerRuntime(Generic[P]):
         loop.on_stop(bound.close)
         return bound
 
-    def _start_actors(self, loop: Loop, children: BoundChildren, host: str) -> None:
+    def _start_actors(
+        self,
+        loop: Loop,
+        children: BoundChildren,
+        host: str,
+        variables: Callable[[tuple[int, ...]], dict[str, str]],
+    ) -> None:
         actors = ActorProcesses(
             loop,
             children,
@@ -308,6 +314,7 @@ class WorkerRuntime(Generic[P]):
             self._store.address,
             self._dispatcher,
             self._worker,
+            variables,
         )
         self._actions[SpawnActor] = actors.spawn
         self._actions[EndActor] = actors.end
@@ -398,10 +405,13 @@ class WorkerRuntime(Generic[P]):
             self._cache.drop()
         if machine.contact.registered and not self._registered.is_set():
             self._registered.set()
-            if self._children is not None:
-                self._children.watch(machine.contact.lease_s / 2)
         if machine.contact.registered != self._in_contact:
             self._in_contact = machine.contact.registered
+            if self._children is not None:
+                # Without contact the children may have run for three quarters of a lease before
+                # this process is suspended.
+                share = 1 / 2 if self._in_contact else 1 / 8
+                self._children.watch(share * machine.contact.lease_s)
             if self._in_contact:
                 self._store.holder = f"{machine.job}:{machine.index}"
                 self.part.registered()

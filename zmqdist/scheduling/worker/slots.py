@@ -183,11 +183,11 @@ class ProcessSlots:
             slot_main.__name__,
             process.child_fds(),
             lambda code: self._exited(process, code),
-            self._variables(spawn.devices),
+            self.variables(spawn.devices),
         )
 
-    def _variables(self, devices: tuple[int, ...]) -> dict[str, str]:
-        """Return the environment variables of a slot for these devices."""
+    def variables(self, devices: tuple[int, ...]) -> dict[str, str]:
+        """Return the environment variables of a process for these devices."""
         return {CUDA: ",".join(self._gpus[device] for device in devices)} if devices else {}
 
     def give(self, give: Give) -> None:

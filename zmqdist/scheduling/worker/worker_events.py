@@ -233,10 +233,11 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class SpawnActor:
-    """Start a process for this incarnation of an actor."""
+    """Start a process for this incarnation of an actor, which uses these devices."""
 
     spec: ActorSpec
     incarnation: int
+    devices: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
