@@ -40,6 +40,7 @@ REPORTS = [
         "unknown": 2,
         "pinned": ["sum-4"],
         "data": [["train", "FILE", False], ["test", "DYNAMIC", True]],
+        "lost_actors": ["Counter n"],
     }
 ]
 STARTS = (

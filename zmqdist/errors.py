@@ -326,6 +326,7 @@ class DrainRefusedError(FailedPreconditionError):
       functions: the names of the functions that only these workers may run.
       data_tasks: the names of the data service's jobs that would lose the rest of a task, because
         no other worker reads it.
+      actors: the actors without restarts on these workers, each as its class and name.
     """
 
     def __init__(self, reports: Sequence[Mapping[str, Any]]) -> None:
@@ -348,6 +349,7 @@ class DrainRefusedError(FailedPreconditionError):
         self.data_tasks = tuple(
             job for report in reports for job, _, moves in report["data"] if not moves
         )
+        self.actors = tuple(name for report in reports for name in report["lost_actors"])
 
 
 class LostStart(tuple[str, int, "int | None", str]):

@@ -34,6 +34,9 @@ class Process(Counter):
     def pid(self) -> int:
         return os.getpid()
 
+    def variable(self, name: str) -> str:
+        return os.environ[name]
+
     def crash(self) -> None:
         print("the last line", file=sys.stderr, flush=True)
         os._exit(7)
@@ -197,7 +200,7 @@ def test_actor_survives_restart_of_dispatcher(
     restarts: int,
 ) -> None:
     port = free_port()
-    dispatcher = start_dispatcher(port=port, lease_s=10.0)
+    dispatcher = start_dispatcher(port=port, lease_s=30.0)
     address = f"127.0.0.1:{port}"
     start_worker(address, index=0)
     owner = Owner(address)
@@ -207,9 +210,9 @@ def test_actor_survives_restart_of_dispatcher(
     dispatcher.kill()
     dispatcher.wait()
     assert owner.call(change, "add", 4) == 8
-    start_dispatcher(port=port, lease_s=10.0)
+    start_dispatcher(port=port, lease_s=30.0)
     after = owner.reaches(wanted, LIVE)
-    assert (after.incarnation, after.address) == (change.incarnation, change.address)
+    assert (after.incarnation, after.address) == (change.incarnation, change.address), after
     assert owner.call(after, "add", 4) == 12
     owner.close()
 
@@ -234,4 +237,54 @@ def test_frozen_worker_never_doubles_its_actor(
     frozen.signal(signal.SIGCONT)
     assert owner.call(again, "add", 1) == 1
     os.close(fd)
+    owner.close()
+
+
+def test_drain_names_actors_that_end(owner: Owner, cluster: zd.local_cluster) -> None:
+    wanted = owner.create(spec(Process, owner=owner.number, worker="worker:1", name="n"))
+    owner.reaches(wanted, LIVE)
+    with pytest.raises(zd.errors.DrainRefusedError, match="1 actor that ends: Process n"):
+        cluster.scale(1)
+
+
+def test_actor_without_a_free_port_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+    start_dispatcher: Callable[..., subprocess.Popen[str]],
+    start_worker: Callable[..., Child],
+) -> None:
+    port = free_port()
+    start_dispatcher(port=port, lease_s=LEASE_S)
+    used = free_port()
+    monkeypatch.setenv("ZMQDIST_PORTS", f"{used}-{used}")
+    start_worker(f"127.0.0.1:{port}", index=0)
+    owner = Owner(f"127.0.0.1:{port}")
+    change = owner.reaches(owner.create(spec(Process, owner=owner.number)), ENDED)
+    assert change.reason.startswith("its process could not be started: could not bind")
+    owner.close()
+
+
+def test_worker_with_thread_slots_has_no_actors() -> None:
+    with zd.local_cluster(workers=1, processes=False) as cluster:
+        owner = Owner(cluster.target.removeprefix("zmq://"), cluster.credentials)
+        change = owner.reaches(owner.create(spec(Process, owner=owner.number)), PENDING)
+        assert "their slots are threads" in change.reason
+        owner.close()
+
+
+def test_actor_uses_its_devices_alone(
+    monkeypatch: pytest.MonkeyPatch,
+    start_dispatcher: Callable[..., subprocess.Popen[str]],
+    start_worker: Callable[..., Child],
+) -> None:
+    port = free_port()
+    start_dispatcher(port=port, lease_s=LEASE_S)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    start_worker(f"127.0.0.1:{port}", index=0, resources={"gpu": 2})
+    owner = Owner(f"127.0.0.1:{port}")
+    wants = [
+        owner.create(spec(Process, owner=owner.number, resources={"gpu": 1000})) for _ in range(2)
+    ]
+    live = [owner.reaches(wanted, LIVE) for wanted in wants]
+    devices = [owner.call(change, "variable", "CUDA_VISIBLE_DEVICES") for change in live]
+    assert sorted(devices) == ["4", "6"]
     owner.close()

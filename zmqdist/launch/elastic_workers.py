@@ -225,7 +225,7 @@ class ElasticWorkers:
                 row.slots,
                 row.leases,
                 row.done,
-                row.kept + row.pinned + tasks.get(row.name, 0),
+                row.kept + row.pinned + row.actors + tasks.get(row.name, 0),
             )
             for row in rows
         ]

@@ -106,7 +106,7 @@ class SeenWorker(Struct, frozen=True):
       leases: number of work items that the worker has.
       done: number of work items that the worker has ended.
       burden: how much would be lost if the worker left: the number of its kept values, its data
-        tasks, its snapshot streams and the work items pinned to it.
+        tasks, its snapshot streams, its actors and the work items pinned to it.
       refused: whether the dispatcher would refuse to drain the worker, because something would be
         lost. Always False except in SizeRequested.
     """

@@ -6,9 +6,8 @@ Names, hosts and reasons are texts of other processes. The functions therefore r
 characters in these texts, and shorten long texts.
 
 Keys of the record (see DispatchServer): address, pid, queued, workers, scaling (None without a
-launcher), coordinators, actors, demands, data, losses_count, losses, slot_deaths,
-last_slot_death, relayed, dropped,
-refused_handshakes. All durations are in seconds.
+launcher), coordinators, actors, demands, data, losses_count, losses, slot_deaths, last_slot_death,
+relayed, dropped, refused_handshakes. All durations are in seconds.
 """
 
 from __future__ import annotations

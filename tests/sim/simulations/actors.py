@@ -6,7 +6,7 @@ end each actor of a living program serves, unless no worker has room for it, the
 each actor is, and no other process is left.
 
 The promise that two incarnations never both serve has no exception here. A worker that is frozen
-has its processes killed by its zygote after half a lease, or after an eighth of one if it was
+has its processes killed by its zygote after half a lease, or after a fifth of one if it was
 without contact before.
 """
 
@@ -263,7 +263,7 @@ class SimHost:
     def freeze(self) -> None:
         self.process.freeze()
         thaws = self.thaws
-        watch_s = LEASE_S / 2 if self.machine.contact.registered else LEASE_S / 8
+        watch_s = LEASE_S / 2 if self.machine.contact.registered else LEASE_S / 5
         self.cluster.clock.after(watch_s, lambda: self._watch(thaws))
 
     def thaw(self) -> None:

@@ -408,9 +408,9 @@ class WorkerRuntime(Generic[P]):
         if machine.contact.registered != self._in_contact:
             self._in_contact = machine.contact.registered
             if self._children is not None:
-                # Without contact the children may have run for three quarters of a lease before
-                # this process is suspended.
-                share = 1 / 2 if self._in_contact else 1 / 8
+                # Without contact, children may have run for three quarters of a lease when this
+                # process is suspended, and they must have ended when the lease has.
+                share = 1 / 2 if self._in_contact else 1 / 5
                 self._children.watch(share * machine.contact.lease_s)
             if self._in_contact:
                 self._store.holder = f"{machine.job}:{machine.index}"
