@@ -72,13 +72,13 @@ def worker_problem(register: Register) -> str:
     gpus = dict(register.resources).get(GPU, 0)
     if gpus % UNIT:
         return f"resources: gpu is {gpus / UNIT:g}, wants whole devices"
-    used = [(amounts, devices) for _, amounts, devices in register.grants]
-    used += [(request_of(hosted.spec), hosted.devices) for hosted in register.actors]
-    for amounts, devices in used:
+    used = [("a lease", amounts, devices) for _, amounts, devices in register.grants]
+    used += [("an actor", request_of(h.spec), h.devices) for h in register.actors]
+    for user, amounts, devices in used:
         if problem := quantities_problem(amounts):
             return problem
         if not all(0 <= device < gpus // UNIT for device in devices):
-            return f"a lease or actor has the devices {devices}, wants some of {gpus // UNIT}"
+            return f"{user} has the devices {devices}, wants some of {gpus // UNIT}"
     try:
         if register.address and not split_address(register.address)[0]:
             return f"{register.address!r} is not an address: no host before the colon"
