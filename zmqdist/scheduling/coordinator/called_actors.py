@@ -102,6 +102,8 @@ class CalledActors:
         self.actors: dict[int, CalledActor] = {}
         self._searches: dict[int, str] = {}
         self._has_created = False
+        self._news_until: dict[CalledActor, float] = {}
+        """The actors whose connection was lost, and when their sent calls end, earliest first."""
         self._touched: dict[CalledActor, None] = {}
         """The actors that may have calls to send."""
         self._receiving: dict[int, CalledActor] = {}
@@ -109,10 +111,7 @@ class CalledActors:
 
     @property
     def deadline(self) -> float | None:
-        return min(
-            (actor.news_until for actor in self.actors.values() if actor.news_until is not None),
-            default=None,
-        )
+        return next(iter(self._news_until.values()), None)
 
     # -- from the program --------------------------------------------------------------------------
 
@@ -288,7 +287,7 @@ class CalledActors:
     def _end_sent_calls(self, actor: CalledActor, reason: str) -> None:
         """End the calls that were sent to an incarnation that has ended (K3)."""
         calls, actor.calling, actor.calling_bytes = list(actor.calling.values()), {}, 0
-        actor.news_until = None
+        self._news_until.pop(actor, None)
         for call in calls:
             self._machine._finish(call, ACTOR_LOST, (reason, True))
 
@@ -304,7 +303,8 @@ class CalledActors:
         if actor.calling:
             # the actor has dropped them, because their connection was lost
             self._end_sent_calls(actor, "the connection to its process was lost")
-        actor.is_connected, actor.news_until = True, None
+        actor.is_connected = True
+        self._news_until.pop(actor, None)
         self._touched[actor] = None
 
     def disconnected(self, actor: CalledActor, problem: str, now: float) -> None:
@@ -314,11 +314,11 @@ class CalledActors:
         elif actor.state in _UNPLACED:
             self._end_incarnation(actor, actor.reason)
         elif actor.calling:
-            actor.news_until = now + NEWS_S
+            self._news_until[actor] = now + NEWS_S
 
     def tick(self, now: float) -> None:
-        for actor in self.actors.values():
-            if actor.news_until is not None and actor.news_until <= now:
+        for actor, news_until in list(self._news_until.items()):
+            if news_until <= now:
                 self._end_sent_calls(
                     actor, actor.reason or "the connection to its process was lost"
                 )

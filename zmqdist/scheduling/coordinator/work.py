@@ -223,7 +223,6 @@ class CalledActor:
       queue: the calls that were not sent, in order; among them may be some that have ended.
       calling: the calls that were sent and have not ended, by number.
       receiving: the number of large results that are on the way.
-      news_until: the time at which the calls that were sent end, because the connection was lost.
       uses: the handles among the arguments of `__init__`, which live as long as this record.
       holders: how many objects of the program keep the actor.
       end_reason: why the program ends the actor; "" if it does not.
@@ -241,7 +240,6 @@ class CalledActor:
         "incarnation",
         "is_connected",
         "key",
-        "news_until",
         "number",
         "queue",
         "reason",
@@ -264,7 +262,6 @@ class CalledActor:
         self.queue: deque[MethodCall] = deque()
         self.calling: dict[int, MethodCall] = {}
         self.calling_bytes = self.receiving = self.holders = 0
-        self.news_until: float | None = None
         self.uses: Sequence[Any] = ()
 
     def __repr__(self) -> str:
