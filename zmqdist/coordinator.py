@@ -4,7 +4,7 @@ worker that runs a function."""
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.completion import AsCompleted
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
-from zmqdist.scheduling.coordinator.per_worker import PerWorkerValues
+from zmqdist.scheduling.coordinator.per_worker import PerSlot, PerWorkerValues
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, RemoteValueStatus
 from zmqdist.scheduling.coordinator.submitter import Submitter
 from zmqdist.task_context import get_current_worker_index, get_num_workers
@@ -17,6 +17,7 @@ experimental_get_current_worker_index = get_current_worker_index
 __all__ = [
     "AsCompleted",
     "ClusterCoordinator",
+    "PerSlot",
     "PerWorkerValue",
     "PerWorkerValues",
     "RemoteValue",

@@ -76,6 +76,7 @@ PINNED: dict[str, frozenset[str]] = {
         {
             "ClusterCoordinator",
             "AsCompleted",
+            "PerSlot",
             "PerWorkerValue",
             "PerWorkerValues",
             "RemoteValue",

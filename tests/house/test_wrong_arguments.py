@@ -261,6 +261,7 @@ MADE_BY_ZMQDIST: Final = {
         "MethodInfo",
         "MultiProcessRunnerResult",
         "PerReplica",
+        "PerSlot",
         "PerWorkerValue",
         "PerWorkerValues",
     ),

@@ -52,8 +52,10 @@ from zmqdist.scheduling.coordinator.options import (
 )
 from zmqdist.scheduling.coordinator.ordered_results import AHEAD, OrderedResults
 from zmqdist.scheduling.coordinator.per_worker import (
+    PerSlot,
     PerWorkerDataset,
     PerWorkerValues,
+    per_slot,
     per_worker_dataset,
     per_worker_resource,
 )
@@ -895,6 +897,30 @@ class ClusterCoordinator:
         """
         self._runtime.check_open()
         return per_worker_resource(self._resources, fn, args, kwargs)
+
+    def per_slot(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> PerSlot[T]:
+        """Have each slot call `fn(*args, **kwargs)` when a function first uses the result, and keep
+        the result for later functions of the slot. Does not wait.
+
+        >>> import numpy as np
+        >>> model = coordinator.per_slot(np.ones, 1000)
+        >>> coordinator.gather(coordinator.map(lambda n: float((model * n).sum()), [1, 2]))
+        [1000.0, 2000.0]
+
+        Pass the returned PerSlot to scheduled functions, as an argument at any depth or captured.
+        Unlike other captured objects, which are private to each run, the object is that of the
+        slot: what a function changes in it, later functions of the slot see. Slots that are threads
+        have an object each, too. A slot process that is started anew makes a new one. If `fn`
+        raises, the function that needed the object fails with ClosureInputError, whose
+        `original_exception` is the error, and the next function calls `fn` again. Slots drop their
+        objects when the program holds no PerSlot and no unfinished work uses it.
+
+        Raises:
+          TypeError: `fn` is not callable.
+          Exception: any error of `create_per_worker_resource` about `fn` and its arguments.
+        """
+        self._runtime.check_open()
+        return per_slot(self._resources, fn, args, kwargs)
 
     @checked
     def create_per_worker_dataset(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 from _thread import get_ident
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from zmqdist import errors, task_context
 from zmqdist.callbacks import Callbacks
@@ -32,6 +32,8 @@ from zmqdist.scheduling.shared import datasets
 from zmqdist.scheduling.shared import resources as at_worker
 from zmqdist.scheduling.shared.resources import DATASET, ITERATOR, RESOURCE
 from zmqdist.wire import trusted
+
+T = TypeVar("T")
 
 
 class ResourceValue(RemoteValue):
@@ -243,13 +245,7 @@ class PerWorkerValues:
         resource = self._resource
         if resource is None:
             return at_worker.slice_of, (self._fixed_values,)
-        runtime = resource.owner.runtime
-        if runtime.packing.thread != get_ident():
-            raise RemoteValueNotAllowed(
-                f"{resource.name} is for functions that are scheduled by its own coordinator"
-            )
-        runtime.packing.uses.append(resource)
-        return resource.__reduce__()
+        return _reduced(resource)
 
 
 class PerWorkerIterator(PerWorkerValues):
@@ -270,6 +266,39 @@ class PerWorkerIterator(PerWorkerValues):
         )
 
     get_next = __next__
+
+
+class PerSlot(Generic[T]):
+    """State that each slot makes once and that its functions share; `ClusterCoordinator.per_slot`
+    makes it.
+
+    Pass it to scheduled functions, as an argument at any depth or captured: they get the object of
+    their slot. While the program holds it, or unfinished work uses it, slots keep their objects.
+
+    >>> counts = coordinator.per_slot(dict)
+    >>> coordinator.submit(len, counts).result()
+    0
+    """
+
+    def __init__(self, resource: Resource) -> None:
+        self._resource = resource
+
+    def __repr__(self) -> str:
+        return f"<PerSlot of {self._resource.definition.name}>"
+
+    def __reduce__(self) -> Any:
+        return _reduced(self._resource)
+
+
+def _reduced(resource: Resource) -> Any:
+    """Return how a resource is pickled in the arguments of a function, which then uses it."""
+    runtime = resource.owner.runtime
+    if runtime.packing.thread != get_ident():
+        raise RemoteValueNotAllowed(
+            f"{resource.name} is for functions that are scheduled by its own coordinator"
+        )
+    runtime.packing.uses.append(resource)
+    return resource.__reduce__()
 
 
 class PerWorkerDataset:
@@ -361,6 +390,15 @@ def per_worker_resource(
     definition = resources.define(trusted.describe(fn), fn, positional, keywords)
     values: PerWorkerValues = PerWorkerValues._of(resources.create(RESOURCE, definition))
     return values
+
+
+def per_slot(
+    resources: Resources, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> PerSlot[Any]:
+    """Implement `ClusterCoordinator.per_slot`."""
+    if not callable(fn):
+        raise TypeError(f"fn: per_slot() takes a callable, not {type(fn).__name__}")
+    return PerSlot(resources.create_state(resources.define(trusted.describe(fn), fn, args, kwargs)))
 
 
 def per_worker_dataset(resources: Resources, source: Any, shard: bool) -> PerWorkerDataset:

@@ -100,7 +100,7 @@ class Resource:
     values of the resource.
 
     Attributes:
-      kind: RESOURCE, DATASET or ITERATOR of scheduling/shared/resources.py.
+      kind: RESOURCE, DATASET, ITERATOR or STATE of scheduling/shared/resources.py.
       sharers: the workers that share the elements of an iterator; empty if each worker gets all
         elements.
       states: the state of the resource at each worker, by the worker's index. Lost workers are
@@ -249,6 +249,12 @@ class Resources:
             for index, reason in self._lost.items():
                 resource.states[index] = _State(reason)
         return resource
+
+    def create_state(self, definition: Definition) -> Resource:
+        """Create the state of a slot, which each slot builds when a function first uses it."""
+        with self.runtime.lock:
+            self.runtime.check_open()
+            return Resource(self, self.runtime.functions.fresh(), at_worker.STATE, definition, ())
 
     def run_at(self, resource: Resource, index: int, fn: Callable[[Any], Any]) -> RemoteValue:
         """Schedule `fn(value of the resource)` on the worker with this index. If the worker lacks

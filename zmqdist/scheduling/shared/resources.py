@@ -10,6 +10,8 @@ Rules
     build is not repeated: each function that uses the resource fails with ClosureInputError.
     Slots that are threads of one worker share their resources; each slot process has its own
     resources.
+    The state of a slot belongs to one slot, also if slots are threads. A failed build of it is
+    repeated for the next function, because each build concerns one function only.
 
 Not here: when a resource is no longer needed (its coordinator sends a Forget), and iterators
 (datasets.py).
@@ -18,6 +20,7 @@ Not here: when a resource is no longer needed (its coordinator sends a Forget), 
 from __future__ import annotations
 
 import threading
+from _thread import get_ident
 from collections.abc import Callable, Sequence
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
@@ -28,9 +31,9 @@ from zmqdist.scheduling.shared import datasets
 from zmqdist.scheduling.shared.references import PartsFetcher, decode_reference, is_reference
 from zmqdist.wire import trusted
 
-RESOURCE, DATASET, ITERATOR = "resource", "dataset", "iterator"
+RESOURCE, DATASET, ITERATOR, STATE = "resource", "dataset", "iterator", "state of a slot"
 """The kinds of resources: any value; an iterable; an iterator that all functions of the worker
-share."""
+share; a value that each slot makes at its first use, even if slots are threads."""
 
 _of_thread = threading.local()
 
@@ -54,7 +57,7 @@ def resource(
 
     Args:
       number: the coordinator's number for the resource.
-      kind: RESOURCE, DATASET or ITERATOR.
+      kind: RESOURCE, DATASET, ITERATOR or STATE.
       definition: the packed call that builds the resource, or a reference to it.
       sharers: the indices of the workers that share an ITERATOR's elements; if empty, each worker
         gets all elements.
@@ -141,7 +144,9 @@ class SlotResources:
 
     def __init__(self, fetcher: PartsFetcher) -> None:
         self._fetcher = fetcher
-        self._resources: dict[tuple[int, int], _Resource] = {}
+        self._resources: dict[tuple[int, int, int], _Resource] = {}
+        """The resources by coordinator, number, and thread; 0 in place of the thread if all threads
+        share a resource."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -152,14 +157,18 @@ class SlotResources:
     ) -> Any:
         """Return the value of a resource, and build the resource if it is missing. Arguments and
         errors are as for the function `resource`."""
+        place = *key, get_ident() if kind == STATE else 0
         with self._lock:
-            entry = self._resources.get(key)
+            entry = self._resources.get(place)
             if entry is None:
-                entry = self._resources[key] = _Resource()
+                entry = self._resources[place] = _Resource()
         with entry.lock:
             if not entry.built:
                 self._build(entry, key, kind, definition, sharers)
         if entry.failure:
+            if kind == STATE:
+                with self._lock:
+                    self._resources.pop(place, None)
             error = trusted.unpack_error(entry.failure)
             raise errors.ClosureInputError(error) from error
         return entry.value
@@ -169,12 +178,9 @@ class SlotResources:
         resources of the coordinator."""
         with self._lock:
             for coordinator, number in keys:
-                if number == ALL_NUMBERS:
-                    mine = [key for key in self._resources if key[0] == coordinator]
-                else:
-                    mine = [(coordinator, number)]
-                for key in mine:
-                    self._resources.pop(key, None)
+                for place in list(self._resources):
+                    if place[0] == coordinator and number in (ALL_NUMBERS, place[1]):
+                        del self._resources[place]
 
     def _build(
         self,
@@ -191,12 +197,13 @@ class SlotResources:
         else:
             parts = [definition]
         try:
-            with task_context.under_construction(DATASET if kind == ITERATOR else kind):
+            built = {ITERATOR: DATASET, STATE: RESOURCE}.get(kind, kind)
+            with task_context.under_construction(built):
                 (fn, *args), kwargs = trusted.unpack_parts(parts)
                 value = fn(*args, **kwargs)
                 if type(value) is CoroutineType:
                     value = run_to_end(fn, value)
-                if kind != RESOURCE:
+                if built != RESOURCE:
                     value = datasets.check_iterable(value)
                     if kind == ITERATOR:
                         value = datasets.WorkerIterator(value, sharers, entropy=key)
