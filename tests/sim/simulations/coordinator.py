@@ -539,6 +539,9 @@ class SimCoordinator:
         assert kind != CANCELLED or self.ending or work not in self._goes_on - self._cancelled, (
             f"coordinator P14: work {work} has begun, as was reported to the user, and is cancelled"
         )
+        assert kind != ERROR or work not in self._cancelled, (
+            f"coordinator P32: work {work} was cancelled, and fails"
+        )
         self.outcomes[work] = kind
         assert kind != LOST or len(payload) == self.cluster.settings.attempts_max, (
             "coordinator P5: fails after attempts_max lost starts"

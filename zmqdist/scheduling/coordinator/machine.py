@@ -65,6 +65,8 @@ Promises, checked by tests/scheduling/coordinator/transcripts and tests/sim
         wait that the policy computes from the number of the retry and the program's random number
     P31 the session of the next function has nothing of the session before: it registers as one that
         has submitted nothing, and submits only work that was scheduled for it
+    P32 a work item that the program has cancelled, and whose function then raises, is resolved as
+        cancelled, so that it does not fail its round
 
 Not here: payloads, exceptions and held data, which are opaque to the machine, and threads that wait
 (runtime.py).
@@ -819,7 +821,10 @@ class CoordinatorMachine:
                 ):
                     self._confirm_abandoned(work)
                 continue
-            if work.extra is not None or kind in (BULK, INPUT_LOST, OUT_OF_MEMORY):
+            if work.extra is not None or (
+                kind != VALUE
+                and (kind in (BULK, INPUT_LOST, OUT_OF_MEMORY) or work.state is State.CANCELLING)
+            ):
                 self._end_attempt(work, attempt, kind, payload)
                 continue
             # As `_finish`, for the work that nearly all is. State and kind were checked above.
@@ -843,6 +848,8 @@ class CoordinatorMachine:
 
     def _end_attempt(self, work: Work, attempt: int, kind: int, payload: Any) -> None:
         extra = work.extra
+        if kind == ERROR and work.state is State.CANCELLING:
+            kind, payload = CANCELLED, b""  # P32: the error may come from the cancellation
         if kind == BULK and (extra is None or not extra.keep):
             work.attempt = attempt
             if work.state is not State.FETCHING:
