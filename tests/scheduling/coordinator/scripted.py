@@ -558,7 +558,9 @@ class Script:
             assert actor.is_connected <= bool(actor.address)
             is_needed = actor.holders or actor.queue or actor.calling or actor.receiving
             if actor.number in called.actors:
-                assert not self.machine.registered or is_needed, f"{actor} is kept"
+                is_killed = actor.end_reason and actor.state is not ActorState.ENDED
+                may_drop = self.machine.registered and not is_killed
+                assert is_needed or not may_drop, f"{actor} is kept"
             else:
                 assert not is_needed, f"{actor} is forgotten"
                 assert not actor.address

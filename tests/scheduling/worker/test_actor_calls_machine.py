@@ -93,6 +93,22 @@ def test_calls_of_gone_caller_are_dropped() -> None:
     assert numbers(queue.next_calls()) == [("b", 1)]
 
 
+def test_new_connection_drops_calls_of_the_one_before() -> None:
+    queue = ActorCallQueue(1)
+    assert queue.former("a", 7) is None
+    queue.add("a", calls(1, 2))
+    (running,) = queue.next_calls()
+    assert queue.former("a", 7) is None
+    assert queue.former("b", 8) is None
+    assert queue.former("c", 7) == "a"
+    queue.caller_gone("a")
+    queue.add("c", calls(3))
+    assert not queue.ended(running)
+    assert numbers(queue.next_calls()) == [("c", 3)]
+    queue.caller_gone("c")
+    assert queue.former("d", 7) is None
+
+
 def test_closed_queue_gives_no_call() -> None:
     queue = ActorCallQueue(1)
     queue.add("a", calls(1))

@@ -138,9 +138,17 @@ class CalledActors:
 
     def killed(self, number: int, reason: str) -> None:
         """The program ends an actor."""
-        self.actors[number].end_reason = reason
-        if self._machine.registered:
-            self._machine._send(DropActor(number, reason, self._machine._cancel_grace_s))
+        actor = self.actors[number]
+        actor.end_reason = reason
+        self._repeat_kill(actor)
+
+    def _repeat_kill(self, actor: CalledActor) -> None:
+        """Send the order to end an actor, which a dispatcher that was lost may not have got, or
+        that did not know the actor yet."""
+        is_killed = actor.end_reason and actor.state is not ActorState.ENDED
+        if is_killed and self._machine.registered:
+            grace_s = self._machine._cancel_grace_s
+            self._machine._send(DropActor(actor.number, actor.end_reason, grace_s))
 
     def find(self, request: int, name: str) -> None:
         """The program looks for an actor; with "" it does not wait any more."""
@@ -246,11 +254,11 @@ class CalledActors:
     def _is_needed(self, actor: CalledActor) -> bool:
         if actor.holders or actor.queue or actor.calling or actor.receiving:
             return True
-        if self._machine.registered or actor.state is ActorState.ENDED:
+        if actor.state is ActorState.ENDED:
             return False
         # the next dispatcher must hear of it first
         is_unmade = actor.spec is not None and not actor.spec.owner and not actor.was_created
-        return is_unmade or bool(actor.end_reason)
+        return bool(actor.end_reason) or (is_unmade and not self._machine.registered)
 
     def _send_calls_of(self, actor: CalledActor) -> None:
         queue, calling = actor.queue, actor.calling
@@ -341,8 +349,7 @@ class CalledActors:
             self._create(actor)
         for actor in self.actors.values():
             self._touched[actor] = None
-            if actor.end_reason and actor.state is not ActorState.ENDED:
-                self._machine._send(DropActor(actor.number, actor.end_reason))
+            self._repeat_kill(actor)
         for request, name in self._searches.items():
             self._machine._send(FindActor(request, name))
 
@@ -374,9 +381,12 @@ class CalledActors:
         actor.state, actor.worker, actor.reason = state, message.worker, message.reason
         actor.incarnation = max(actor.incarnation, message.incarnation)
         actor.restarts_left, actor.error = message.restarts_left, message.error
-        if state is ActorState.LIVE and not actor.address:
+        # a process that is to stop has no address
+        if state is ActorState.LIVE and message.address and not actor.address:
             actor.address, actor.key = message.address, message.key
             self._machine._effects.append(ConnectActor(actor))
+        if state is ActorState.LIVE:
+            self._repeat_kill(actor)
         if state is ActorState.LIVE and actor.spec is not None:
             self._machine._send(ActorKnown(actor.number, actor.incarnation))
         self._touched[actor] = None

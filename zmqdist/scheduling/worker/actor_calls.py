@@ -116,6 +116,10 @@ class ActorCalls:
             text = f"another actor listens here: {self._spec.cls}, in another process than it was"
             self._router.expel(peer, errors.FAILED_PRECONDITION, text)
             return
+        assert peer.hello is not None
+        former: Any = self._queue.former(peer, peer.hello.incarnation)
+        if former is not None:
+            self._gone(former)
         refused = self._queue.add(peer, message.calls)
         if refused:
             error = trusted.pack_error(

@@ -8,6 +8,8 @@ Promises
     C5  a caller has at most CALLS_MAX calls and CALL_BYTES_MAX bytes waiting; what exceeds this is
         refused
     C6  after `close` no call begins
+    C7  a program has one connection: before a call of a new one begins, those of the one before are
+        dropped, even if its end was not noticed yet
 """
 
 from __future__ import annotations
@@ -77,8 +79,21 @@ class ActorCallQueue:
         self._callers: dict[Hashable, _Caller] = {}
         self._turns: deque[Hashable] = deque()
         """The callers with waiting calls, in order of their turns."""
+        self._connections: dict[int, Hashable] = {}
+        """The latest connection of each program."""
         self._closed = False
         self.running = 0
+
+    def __len__(self) -> int:
+        """Return the number of connections with calls that have not ended."""
+        return len(self._callers)
+
+    def former(self, caller: Hashable, program: int) -> Hashable | None:
+        """Return the earlier connection of a program that has sent calls over this one, for
+        `caller_gone` (C7)."""
+        former = self._connections.get(program)
+        self._connections[program] = caller
+        return None if former is caller else former
 
     def add(
         self, caller: Hashable, calls: Iterable[tuple[int, int, str, bytes]]
@@ -147,6 +162,8 @@ class ActorCallQueue:
 
     def caller_gone(self, caller: Hashable) -> list[ActorCall]:
         """Drop all calls of a caller, as `cancel` does."""
+        connections = self._connections.items()
+        self._connections = {n: other for n, other in connections if other is not caller}
         record = self._callers.get(caller)
         if record is None:
             return []
