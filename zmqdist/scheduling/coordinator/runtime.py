@@ -698,6 +698,7 @@ class CoordinatorRuntime:
                 case DisconnectActor(actor):
                     self._actors.disconnect(actor)
                 case ActorReported(actor, state, reason):
+                    self.absence.watch_actors()
                     self.listeners.on_actor_changed(actor, state, reason)
                 case ActorSearched(answer):
                     self.listeners.on_actor_found(answer)

@@ -1,4 +1,5 @@
-"""The log line that says that a coordinator's unfinished work waits for a dispatcher or a worker.
+"""The log lines that say that a coordinator's unfinished work waits for a dispatcher or a worker,
+and that its actors wait for a place.
 
 The coordinator logs one line for all its waiting threads, whether they wait in `join`, `get`,
 `as_completed` or for an Executor's Future. It logs the line even if no thread waits.
@@ -10,6 +11,7 @@ import logging
 
 from zmqdist import limits
 from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
+from zmqdist.scheduling.shared.actors import ActorState
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.loop import Loop
 
@@ -25,6 +27,7 @@ class UnreachableLog:
         self._machine = machine
         self._dealer = dealer
         self.since: float | None = None
+        self._actors_due: float | None = None
 
     @property
     def description(self) -> str | None:
@@ -58,3 +61,23 @@ class UnreachableLog:
             self.description or "the cluster",
             now - self.since,
         )
+
+    def watch_actors(self) -> None:
+        """Write a log line every WAIT_LOG_S from now on while actors have no process, and the
+        dispatcher has said why. Call this when the state of an actor has changed."""
+        if self._actors_due is None:
+            self._actors_due = self._loop.now() + limits.WAIT_LOG_S
+            self._loop.set_timer(self.watch_actors, self._actors_due, self._warn_of_actors)
+
+    def _warn_of_actors(self) -> None:
+        self._actors_due = None
+        waiting = [
+            actor
+            for actor in self._machine.actors.actors.values()
+            if actor.state in (ActorState.PENDING, ActorState.AWAY) and actor.reason
+        ]
+        if waiting:
+            first = waiting[0]
+            others = f" and {len(waiting) - 1} other actors wait" if waiting[1:] else " waits"
+            log.warning("the actor %s%s: %s", first.cls, others, first.reason)
+            self.watch_actors()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import logging
 import queue
 import threading
 from collections import defaultdict, deque
@@ -17,7 +18,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from zmqdist import clock as time
-from zmqdist import errors
+from zmqdist import errors, limits
 from zmqdist.batches import split
 from zmqdist.field_types import did_you_mean
 from zmqdist.limits import STREAM_AHEAD
@@ -50,6 +51,8 @@ from zmqdist.wire import results, trusted
 if TYPE_CHECKING:
     import asyncio
 
+log = logging.getLogger("zmqdist.worker")
+
 CALLERS: Final = frozenset({"submit"})
 """The roles that may call an actor, and fetch its large results."""
 
@@ -60,6 +63,8 @@ FLUSH_S: Final = 0.002
 FLUSH_MAX_S: Final = 0.016
 """Seconds between two looks for outcomes while a list of calls runs; each pause is twice as long as
 the last, up to the second number."""
+
+STREAM_WAITS: Final = "%s.%s waits for the reader of its values, and other calls wait for it"
 
 CREDIT_S: Final = 0.002
 """Seconds between two looks of an asynchronous generator for credit."""
@@ -304,7 +309,9 @@ class ActorCalls:
         def send_all(*args: Any, **kwargs: Any) -> None:
             with contextlib.closing(method(*args, **kwargs)) as generator:
                 for item in generator:
-                    if stream is None or not stream.wait() or self.is_cancelled():
+                    while stream is not None and not stream.wait(limits.WAIT_LOG_S):
+                        log.warning(STREAM_WAITS, self._spec.cls, call.method)
+                    if stream is None or self.is_cancelled():
                         return
                     self._send_item(call, item)
 
