@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import time
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
+from tests.scheduling.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.scheduling.coordinator.actor_groups import MemberDeath, OnDeath, RestartBudget
@@ -25,6 +27,12 @@ class Member:
     def add(self, number: int) -> int:
         self.count += number
         return self.count
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def count_to(self, end: int) -> Iterator[int]:
+        yield from range(end)
 
     def place(self) -> tuple[int, int]:
         me = zd.current_actor()
@@ -143,6 +151,40 @@ def test_restart_all_begins_new_generation(coordinator: ClusterCoordinator) -> N
     assert deaths.get(timeout=20).action == "restart_all"
     assert team.add(1).result(30) == [1, 1]
     assert team.sum(2.0).result(60) == [4.0, 4.0]
+
+
+def test_dropped_group_ends(coordinator: ClusterCoordinator) -> None:
+    team = coordinator.actors(Member, 2)
+    pids = team.pid().result(20)
+    del team
+    gc.collect()
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+
+
+def test_unfinished_call_keeps_supervision(coordinator: ClusterCoordinator) -> None:
+    deaths: queue.SimpleQueue[MemberDeath] = queue.SimpleQueue()
+    value = coordinator.options(supervisor=deaths.put).actors(Member, 2).die(1)
+    gc.collect()
+    assert deaths.get(timeout=20).rank == 1
+    assert value.exception(20) is not None
+
+
+def test_killed_group_ends_its_calls(coordinator: ClusterCoordinator) -> None:
+    team = coordinator.actors(Member, 2)
+    value = team.wait_for("/none")
+    coordinator.kill(team)
+    assert all(isinstance(v.exception(20), errors.ActorLostError) for v in value.values)
+    assert team.deaths == []
+
+
+def test_group_does_not_travel(coordinator: ClusterCoordinator) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match=r"pass list\(group\)"):
+        coordinator.submit(len, coordinator.actors(Member, 2))
+
+
+def test_generator_of_group_is_refused(coordinator: ClusterCoordinator) -> None:
+    with pytest.raises(TypeError, match="call it at each member"):
+        coordinator.actors(Member, 2).count_to(3)
 
 
 def test_restarts_are_bounded_in_a_time() -> None:

@@ -428,6 +428,14 @@ def test_actor_ends_with_its_last_handle(coordinator: ClusterCoordinator) -> Non
     until(lambda: is_gone(pid))
 
 
+def test_actors_dropped_at_once_end(
+    cluster: zd.local_cluster, coordinator: ClusterCoordinator
+) -> None:
+    for _ in range(20):
+        coordinator.options(name="dropped").actor(Counter)
+    until(lambda: not coordinator._runtime.machine.actors.actors)
+
+
 def test_unfinished_work_keeps_actor(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
     counter, gate = coordinator.actor(Counter, 4), tmp_path / "gate"
     pid = counter.pid().result(20)
@@ -536,6 +544,24 @@ def test_killed_actor_ends_its_calls(coordinator: ClusterCoordinator) -> None:
 
 
 # -- deaths ----------------------------------------------------------------------------------------
+
+
+def test_handle_of_another_coordinator_is_not_killed(
+    cluster: zd.local_cluster, coordinator: ClusterCoordinator
+) -> None:
+    counter = coordinator.actor(Counter)
+    with ClusterCoordinator(cluster) as other, pytest.raises(ValueError, match="another coord"):
+        other.kill(counter)
+
+
+def test_log_says_why_actor_waits(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zmqdist.limits.WAIT_LOG_S", 0.2)
+    with zd.local_cluster(workers=1, processes=False) as threads, threads.coordinator() as caller:
+        counter = caller.actor(Counter)
+        until(lambda: "the actor Counter waits: the workers have actors_max 0" in caplog.text)
+        caller.kill(counter)
 
 
 def test_death_of_process_says_how(coordinator: ClusterCoordinator) -> None:

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from zmqdist import clock as time
 from zmqdist.callbacks import NotAFuture
 from zmqdist.clock import deadline, left, seconds
-from zmqdist.field_types import did_you_mean
+from zmqdist.field_types import check_type, did_you_mean
 from zmqdist.scheduling.coordinator.actors import ActorHandle, ActorMethod, Actors
 from zmqdist.scheduling.coordinator.completion import AsCompleted
 from zmqdist.scheduling.coordinator.options import whole
-from zmqdist.scheduling.coordinator.remote_value import RemoteValue
+from zmqdist.scheduling.coordinator.remote_value import RemoteValue, release_at_end
 from zmqdist.scheduling.coordinator.work import CalledActor
 from zmqdist.scheduling.shared.actors import ActorState
 
@@ -119,13 +119,20 @@ class GroupValue(NotAFuture):
 class GroupMethod:
     """A method of all members of a group."""
 
-    __slots__ = ("_methods",)
+    __slots__ = ("_group", "_methods")
 
-    def __init__(self, methods: list[ActorMethod]) -> None:
-        self._methods = methods
+    def __init__(self, group: ActorGroup, methods: list[ActorMethod]) -> None:
+        self._group, self._methods = group, methods
 
     def __call__(self, *args: Any, **kwargs: Any) -> GroupValue:
-        return GroupValue([method(*args, **kwargs) for method in self._methods])
+        if self._methods[0].is_stream:
+            raise TypeError(
+                f"{self._methods[0]} is a generator: call it at each member of the group"
+            )
+        values = [method(*args, **kwargs) for method in self._methods]
+        for value in values:
+            release_at_end(value, _Kept(self._group))
+        return GroupValue(values)
 
     def as_completed(self, *args: Any, **kwargs: Any) -> AsCompleted[Any]:
         """Call all members, and yield their RemoteValues in the order in which they end."""
@@ -133,7 +140,21 @@ class GroupMethod:
 
     def options(self, *, timeout: float | None = None, name: str | None = None) -> GroupMethod:
         """Return this method with options, as those of a method of an actor."""
-        return GroupMethod([method.options(timeout=timeout, name=name) for method in self._methods])
+        methods = [method.options(timeout=timeout, name=name) for method in self._methods]
+        return GroupMethod(self._group, methods)
+
+
+class _Kept:
+    """A waiter that keeps a group, with its supervision, until a call of it has ended."""
+
+    __slots__ = ("_group",)
+
+    def __init__(self, group: ActorGroup) -> None:
+        self._group = group
+
+    def release(self) -> None:
+        # the report of a death comes right after the end of the calls
+        self._group._actors.runtime.call_in_loop(type, self._group)
 
 
 class ActorGroup:
@@ -176,7 +197,7 @@ class ActorGroup:
     def __getattr__(self, name: str) -> GroupMethod:
         if name.startswith("_"):
             raise AttributeError(name)
-        return GroupMethod([getattr(member, name) for member in self._members])
+        return GroupMethod(self, [getattr(member, name) for member in self._members])
 
     def __dir__(self) -> list[str]:
         return sorted({*dir(self._members[0]), "deaths"})
@@ -184,8 +205,10 @@ class ActorGroup:
     def __repr__(self) -> str:
         return f"<group of {len(self)}: {self._members[0]!r} ...>"
 
-    def kill(self) -> None:
-        """End all members."""
+    def __reduce__(self) -> Any:
+        raise TypeError("a group stays in its program, which supervises it: pass list(group)")
+
+    def _kill(self) -> None:
         with self._lock:
             self._is_ended = True
             for member in self._members:
@@ -234,6 +257,15 @@ class ActorGroup:
             members[rank] = self._actors.make_from(spec, uses)
             self._actors.supervise(members[rank], self._member_changed)
         self._members = members
+
+
+def kill(actors: Actors, target: ActorHandle | ActorGroup) -> None:
+    """End an actor, or all members of a group."""
+    if isinstance(target, ActorGroup):
+        target._kill()
+    else:
+        check_type("actor", target, ActorHandle, "the handle of an actor, or a group")
+        actors.kill(target)
 
 
 def make_group(

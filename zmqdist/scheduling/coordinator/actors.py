@@ -60,7 +60,10 @@ class _Held:
         self.alive = actors.alive
 
     def __del__(self) -> None:
-        self.actors.runtime.request(HandlesDropped, self.called.number)
+        runtime = self.actors.runtime
+        if runtime.pid == os.getpid():
+            # not by `request`, which may overtake the event that makes the actor known
+            runtime.post_event(HandlesDropped([self.called.number]))
 
 
 class ActorHandle:
@@ -129,7 +132,7 @@ class ActorMethod:
     """A method of an actor. `options(timeout=, name=)` returns the same method with options: the
     seconds after which a call ends with DeadlineExceededError, and a name for errors."""
 
-    __slots__ = ("_held", "_is_stream", "_label", "_name", "_timeout")
+    __slots__ = ("_held", "_label", "_name", "_timeout", "is_stream")
 
     def __init__(
         self,
@@ -139,7 +142,7 @@ class ActorMethod:
         timeout: float | None = None,
         label: str | None = None,
     ) -> None:
-        self._held, self._name, self._is_stream, self._timeout = held, name, is_stream, timeout
+        self._held, self._name, self.is_stream, self._timeout = held, name, is_stream, timeout
         self._label = label or f"{held.called.cls}.{name}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -148,7 +151,7 @@ class ActorMethod:
         held = self._held
         if (
             not kwargs
-            and not self._is_stream
+            and not self.is_stream
             and self._timeout is None
             and shared.own is None
             and trusted.ATOMS.issuperset(map(type, args))
@@ -162,11 +165,11 @@ class ActorMethod:
                 call = MethodCall(number, held.called, self._name, self._label, packed, held)
                 return actors.runtime.enqueue_call(call, None)
         return held.actors.call(
-            held, self._name, args, kwargs, self._timeout, self._label, self._is_stream
+            held, self._name, args, kwargs, self._timeout, self._label, self.is_stream
         )
 
     def options(self, *, timeout: float | None = None, name: str | None = None) -> ActorMethod:
-        return ActorMethod(self._held, self._name, self._is_stream, seconds(timeout), name)
+        return ActorMethod(self._held, self._name, self.is_stream, seconds(timeout), name)
 
     def __repr__(self) -> str:
         return f"<method {self._label}>"
@@ -200,7 +203,7 @@ class Actors:
         self._called: weakref.WeakValueDictionary[int, CalledActor] = weakref.WeakValueDictionary()
         """Each actor has one record, also if a handle comes while calls of dropped handles run."""
         self._lock = threading.Lock()
-        self._supervisors: dict[int, Supervise] = {}
+        self._supervisors: dict[int, weakref.WeakMethod[Supervise]] = {}
         runtime.listeners.on_actor_found = self._found
         runtime.listeners.on_actor_changed = self._changed
         open_actors.add(self)
@@ -341,6 +344,8 @@ class Actors:
             answered.set()
 
     def kill(self, handle: ActorHandle, reason: str = "it was killed by its program") -> None:
+        if handle._held.actors is not self:
+            raise ValueError(f"{handle!r} is a handle of another coordinator of this program")
         self.runtime.post_event(ActorKilled(handle._number, reason))
 
     @staticmethod
@@ -349,15 +354,17 @@ class Actors:
         return handle._held.called
 
     def supervise(self, handle: ActorHandle, changed: Supervise) -> None:
-        """Have the loop call `changed` when the state of an actor changes."""
-        self._supervisors[handle._number] = changed
+        """Have the loop call the method `changed` when the state of an actor changes, as long as
+        the program has the method's object."""
+        self._supervisors[handle._number] = weakref.WeakMethod(changed)
 
     def _changed(self, called: CalledActor, state: ActorState, reason: str) -> None:
-        changed = self._supervisors.get(called.number)
-        if changed is not None:
+        supervisor = self._supervisors.get(called.number)
+        if supervisor is not None:
             if state is ActorState.ENDED:
                 del self._supervisors[called.number]
-            changed(called, state, reason)
+            if (changed := supervisor()) is not None:
+                changed(called, state, reason)
 
     # -- calls -------------------------------------------------------------------------------------
 

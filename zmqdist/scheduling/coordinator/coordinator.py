@@ -35,7 +35,7 @@ from zmqdist import errors, limits, nest
 from zmqdist.clock import deadline, duration, left, seconds
 from zmqdist.field_types import check_type, checked, checks_options, converted
 from zmqdist.scheduling.coordinator import metrics
-from zmqdist.scheduling.coordinator.actor_groups import ActorGroup, make_group
+from zmqdist.scheduling.coordinator.actor_groups import ActorGroup, kill, make_group
 from zmqdist.scheduling.coordinator.actors import ActorHandle, Actors, open_actors
 from zmqdist.scheduling.coordinator.completion import AsCompleted, wait_for
 from zmqdist.scheduling.coordinator.coordinator_snapshot import CoordinatorSnapshot, snapshot_of
@@ -473,15 +473,15 @@ class ClusterCoordinator:
         check_type("name", name, str, "the name of an actor")
         return self._actors.find(name, seconds(timeout))
 
-    def kill(self, actor: ActorHandle) -> None:
-        """End an actor, also a detached one. Its calls end with ActorLostError; a running one is
-        asked to stop, and has `cancel_grace_s` before the process is killed.
+    def kill(self, actor: ActorHandle | ActorGroup) -> None:
+        """End an actor, also a detached one, or all members of a group. Calls end with
+        ActorLostError; a running one is asked to stop, and has `cancel_grace_s` before the process
+        is killed.
 
         >>> doomed = coordinator.actor(set)
         >>> coordinator.kill(doomed)
         """
-        check_type("actor", actor, ActorHandle, "the handle of an actor")
-        self._actors.kill(actor)
+        kill(self._actors, actor)
 
     def map(self, fn: Callable[..., T], *iterables: Iterable[Any]) -> list[RemoteValue[T]]:
         """Schedule `fn(*items)` for the items of the iterables, as the built-in `map`, and return
