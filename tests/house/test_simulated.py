@@ -22,6 +22,7 @@ from tests.sim.simulations.groups import simulate_group
 from tests.sim.simulations.keeper import simulate_keeper
 from tests.sim.simulations.keyring import simulate_keyring
 from tests.sim.simulations.mail import simulate_mail
+from tests.sim.simulations.nested import simulate_nested
 from tests.sim.simulations.primitives import simulate_primitives
 from tests.sim.simulations.recruitment import simulate_recruitment
 from tests.sim.simulations.rpc import simulate_rpc
@@ -38,6 +39,7 @@ SIMULATIONS: tuple[Callable[[int], Any], ...] = (
     simulate_keeper,
     simulate_keyring,
     simulate_mail,
+    simulate_nested,
     simulate_primitives,
     simulate_recruitment,
     simulate_rounds,

@@ -71,6 +71,8 @@ class SimCluster:
         number.
     """
 
+    worker_class: type[SimWorker] = SimWorker
+
     def __init__(
         self,
         seed: int,
@@ -148,7 +150,7 @@ class SimCluster:
             self.end_connection(connection, noticed_by_server=False)
 
     def start_worker(self, index: int) -> None:
-        worker = SimWorker(
+        worker = self.worker_class(
             self,
             index,
             next(self._incarnations),

@@ -172,6 +172,8 @@ class WorkerSurroundings(Protocol):
 class SimWorker:
     """One incarnation of a worker's process."""
 
+    nested_slots_max = 0
+
     def __init__(
         self,
         cluster: WorkerSurroundings,
@@ -220,6 +222,7 @@ class SimWorker:
             can_kill=can_kill,
             now=cluster.clock.now,
             resources=resources,
+            nested_slots_max=self.nested_slots_max,
         )
         self._perform(self.machine.start())
         self.connect()

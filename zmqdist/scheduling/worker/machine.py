@@ -964,7 +964,10 @@ class WorkerMachine:
         """Have a slot forget a lease that it will not run. Return whether the item must go back to
         the dispatcher, and not to the queue."""
         must_return = lease in slot.to_return
-        return slot.forget_lease(lease) or must_return or self.leaving
+        goes_back = slot.forget_lease(lease) or must_return or self.leaving
+        if goes_back:
+            self.queue.depths.pop(lease, None)
+        return goes_back
 
     def _reclaimed(self, slot: Slot, position: int, now: float) -> list[Effect]:
         unbegun = slot.take_unbegun(position, now)
@@ -1009,6 +1012,8 @@ class WorkerMachine:
                 back.append(lease)
             else:
                 again.append(item)
+        for lease in {*slot.leases()} - {item[0] for item in again}:
+            self.queue.depths.pop(lease, None)
         self.queue.put_back(again)
         effects += self._returned(back)
         spawns = self.nested.replaced(slot)

@@ -341,6 +341,8 @@ class WaitingWork(deque[Leased]):
         self.clear()
         self.report_before_start.clear()
         self.pinned.difference_update(leases)
+        for lease in leases:
+            self.depths.pop(lease, None)
         return leases
 
     def _head_is_announced(self) -> int:
