@@ -141,6 +141,11 @@ class ClusterCoordinator:
         coordinator: ClusterCoordinator = allocate(target)
         return coordinator
 
+    @staticmethod
+    def _parent_of(dispatcher: str) -> int:
+        """Return the lease of the function in which the coordinator is made; 0 if there is none."""
+        return own_cluster.parent_of(dispatcher)
+
     @checks_options("ClusterCoordinator()")
     def __init__(
         self,
@@ -172,6 +177,7 @@ class ClusterCoordinator:
             recovery_limit_s=recovery_limit_s,
             rounds=self._rounds,
             width=self._width,
+            parent=self._parent_of(resolved.address),
         )
         if (runtimes := getattr(target, "_coordinators", None)) is not None:
             runtimes.add(self._runtime)  # a local_cluster that closes ends their work
@@ -1110,29 +1116,39 @@ class OwnCoordinator(ClusterCoordinator):
     """
 
     _parent = 0
-    """The lease of the function for which the present session was made."""
+    """The lease of the function for which the present session was made; 0 before the first."""
 
     def __init__(self) -> None:
+        if "_runtime" not in self.__dict__ or self._runtime.is_idle is None:
+            self._parent = self._entered = 0
+            super().__init__()
+
+    @staticmethod
+    def _parent_of(_: str) -> int:
+        return 0  # a function that schedules nothing begins no session
+
+    def _begin_session(self) -> None:
+        """Have the work that is scheduled now belong to the function that runs."""
         own = own_cluster.present()
-        parent = self._parent if own is None else own.parent()
-        if "_runtime" in self.__dict__:
-            is_idle = self._runtime.is_idle
-            if own is not None and own.safe_only() > self._runtime.target.form.safe_only:
-                is_idle = None  # this function's program accepts fewer results
-            if parent == self._parent and is_idle is not None:
+        if own is None:  # a thread that outlives the slot
+            return
+        with _making:
+            parent, form = own.parent(), self._runtime.target.form
+            if parent == self._parent and self._runtime.is_idle is not None:
                 return
+            if not self._runtime.is_idle or own.safe_only() != form.safe_only:
+                super().close()
+                self.__init__()  # type: ignore[misc]
             self._parent = parent
-            if is_idle:
-                self._runtime.begin_session(parent)
-                return
-            super().close()
-        self._parent, self._entered = parent, 0
-        super().__init__()
+            self._runtime.begin_session(parent)
 
     def _schedule(self, *args: Any, **options: Any) -> RemoteValue:
-        with _making:
-            self.__init__()  # type: ignore[misc]  # a module may hold it from an earlier function
+        self._begin_session()
         return super()._schedule(*args, **options)
+
+    def create_per_worker_resource(self, *args: Any, **kwargs: Any) -> PerWorkerValues:
+        self._begin_session()
+        return super().create_per_worker_resource(*args, **kwargs)
 
     def close(self) -> None:
         if self._runtime.progress.unfinished:

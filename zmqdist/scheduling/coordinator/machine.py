@@ -277,6 +277,8 @@ class CoordinatorMachine:
         """Of the work of rounds: what was sent over this connection, what of this has left the
         dispatcher's queue according to its last report, and what the dispatcher has not ended."""
         self._was_full = False
+        self._registrations = 0
+        """The requests to register over this connection that have no reply yet."""
         self._value_was_lost = False
         """Whether queued work may need a value that has been lost since it was queued."""
         self._has_kept_inputs = False
@@ -394,10 +396,11 @@ class CoordinatorMachine:
             case DispatcherUp():
                 self._request_registration()
             case SessionRequested(parent):
-                is_up = self.registered
+                requests, is_up = self._registrations, self.registered
                 self._disconnected(for_good=False)
+                self._registrations = requests
                 self.parent, self._submitted_before = parent, False
-                if is_up:  # otherwise the next connection begins the session
+                if requests or is_up:  # otherwise the next connection begins the session
                     self._request_registration()
             case DispatcherDown():
                 self._disconnected(for_good=False)
@@ -973,7 +976,9 @@ class CoordinatorMachine:
                     )
                     self._effects.append(changed)
             case CoordinatorRegistered(_, workers):
-                self._register(workers)
+                self._registrations = max(0, self._registrations - 1)
+                if not self._registrations:  # else the reply is for the session before
+                    self._register(workers)
             case RoundEnded(ended_round):
                 if self.ending and ended_round == self.wire_round:
                     self._round_ended()
@@ -999,6 +1004,7 @@ class CoordinatorMachine:
             self._effects.append(WorkBegun(numbers))
 
     def _request_registration(self) -> None:
+        self._registrations += 1
         self._send(
             RegisterCoordinator(
                 self.coordinator,
@@ -1034,6 +1040,7 @@ class CoordinatorMachine:
 
     def _disconnected(self, *, for_good: bool) -> None:
         self.registered = False
+        self._registrations = 0
         self._may_run_unseen = (self._may_run_unseen or self.at_dispatcher > 0) and not for_good
         if self._without_cluster_since is None:
             self._without_cluster_since = self._now

@@ -118,7 +118,6 @@ from zmqdist.scheduling.coordinator.work import (
 )
 from zmqdist.scheduling.coordinator.work_names import described
 from zmqdist.scheduling.shared.actors import ActorState
-from zmqdist.scheduling.shared.own_cluster import parent_of
 from zmqdist.scheduling.shared.references import (
     INPUTS,
     KEEP,
@@ -236,6 +235,7 @@ class CoordinatorRuntime:
       rounds: whether failures are recorded for `join`. If False, the runtime instead reports which
         work has begun (`on_begun`).
       width: the number of work items that the dispatcher may have at a time; None means no bound.
+      parent: the lease of the function whose end ends this coordinator's work; 0 if there is none.
 
     Attributes (guarded by `lock`):
       target: the dispatcher: address, credentials and the form in which the program accepts results.
@@ -267,6 +267,7 @@ class CoordinatorRuntime:
         recovery_limit_s: float,
         rounds: bool,
         width: int | None = None,
+        parent: int = 0,
     ) -> None:
         self.target, self.packing = target, Packing(target.form.mark, Packing(target.form.mark))
         self.schedule_lock, self.lock = threading.Lock(), threading.Lock()
@@ -294,7 +295,7 @@ class CoordinatorRuntime:
             rounds=rounds,
             starts=not rounds,
             width=width,
-            parent=parent_of(target.address),
+            parent=parent,
             now=self._loop.now(),
         )
         try:
@@ -462,7 +463,7 @@ class CoordinatorRuntime:
         """
         if self.closed or self.refusal is not None or self.pid != os.getpid():
             return None
-        return self.machine.registered and not self.progress.unfinished and not self.failures
+        return not self.progress.unfinished and not self.failures
 
     def begin_session(self, parent: int) -> None:
         """Begin a new session at the dispatcher, for the function with the lease `parent`. The
