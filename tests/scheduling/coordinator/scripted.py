@@ -338,7 +338,10 @@ class Script:
     def new_calls(self, words: list[str]) -> list[MethodCall]:
         options = options_of(words)
         actor = self.actors[int(options["actor"])]
-        numbers = [int(word) for word in words if word.isdecimal()]
+        ends = [word.split("..") for word in words if word[0].isdecimal()]
+        numbers = [
+            n for first, *last in ends for n in range(int(first), int((last or [first])[0]) + 1)
+        ]
         calls = [
             MethodCall(n, actor, "m", "A.m", b"x" * int(options.get("bytes", 0))) for n in numbers
         ]

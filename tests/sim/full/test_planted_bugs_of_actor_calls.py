@@ -104,9 +104,9 @@ def left_behind(former: Any, self: CalledActors, call: MethodCall, before: State
 
 
 def news_kept(former: Any, self: CalledActors, actor: CalledActor) -> None:
-    news_until = actor.news_until
+    kept = self._news_until.copy()
     former(self, actor)
-    actor.news_until = news_until
+    self._news_until |= kept
 
 
 def not_held(former: Any, self: CalledActors, actor: CalledActor) -> None:
