@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from tests.scheduling.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.limits import STREAM_AHEAD
+from zmqdist.transport.credentials import Credentials
 
 
 class Counter:
@@ -506,6 +508,17 @@ def test_actor_is_found_by_name(cluster: zd.local_cluster, coordinator: ClusterC
 def test_unknown_name_is_not_found(coordinator: ClusterCoordinator) -> None:
     with pytest.raises(errors.NotFoundError, match="nobody"):
         coordinator.get_actor("nobody", 20)
+
+
+def test_refused_program_finds_no_actor(cluster: zd.local_cluster, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("0" * 64)
+    (tmp_path / "token").chmod(0o600)
+    credentials = Credentials(token_file=str(tmp_path / "token"))
+    target = SimpleNamespace(target=cluster.target, credentials=credentials)
+    with ClusterCoordinator(target) as stranger:
+        for _ in range(2):  # while it is refused, and afterwards
+            with pytest.raises(errors.UnauthenticatedError):
+                stranger.get_actor("tally")
 
 
 def test_name_belongs_to_one_actor(coordinator: ClusterCoordinator) -> None:

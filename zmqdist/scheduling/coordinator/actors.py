@@ -333,6 +333,8 @@ class Actors:
         finally:
             del self._searches[request]
             self.runtime.post_event(ActorSought(request, ""))
+        if self.runtime.refusal is not None:
+            raise self.runtime.refusal()
         if not answers or not answers[0].actor:
             raise errors.NotFoundError(f"there is no actor named {name}")
         return self.handle(answers[0].actor, answers[0].cls, answers[0].methods)

@@ -159,6 +159,11 @@ class CalledActors:
         if self._machine.registered:
             self._machine._send(FindActor(request, name))
 
+    def refused(self) -> None:
+        """End all searches, because the dispatcher has refused the coordinator for good."""
+        for request in list(self._searches):
+            self.found(ActorFound(request, 0))
+
     def schedule(self, call: MethodCall) -> None:
         """Take a new call."""
         actor = call.actor

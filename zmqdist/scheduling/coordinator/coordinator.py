@@ -475,6 +475,7 @@ class ClusterCoordinator:
           NotFoundError: there is no actor of this name.
           DeadlineExceededError: the dispatcher has not answered for `timeout` seconds (None means
             60). A dispatcher that was started again answers after one lease.
+          The dispatcher's reason, if it refuses this coordinator.
         """
         check_type("name", name, str, "the name of an actor")
         return self._actors.find(name, seconds(timeout))

@@ -429,8 +429,9 @@ class CoordinatorMachine:
                 work.move(FAILED)
             case Ticked():
                 self._tick()
-        if self._refusal is not None and self.works:
+        if self._refusal is not None:
             self._fail_all(self._refusal)
+            self.actors.refused()
         while True:
             if self.actors.send_calls():
                 continue
