@@ -87,7 +87,7 @@ def only_the_returned(former: Any, self: Placement, lease: Lease, **options: boo
 
 def newest_first(former: Any, self: Placement, session: Any, *args: Any) -> None:
     former(self, session, *args)
-    worker, priority, items, request = args
+    worker, priority, items, request, *_ = args
     session.queue_for(worker, request).band(priority).items.rotate(len(items))
 
 
