@@ -19,22 +19,35 @@ tests/scheduling/dispatcher/test_machine.py and tests/sim
     P23 a session with a parent registers only while the lease of the parent exists and was not
         cancelled
 
+    P24 work with resources that no worker could run because functions above it keep them fails at
+        once
+
 Not here: the leases and their ends (machine.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from zmqdist.events import Send
-from zmqdist.scheduling.dispatcher.records import CoordinatorSession, Lease
+from zmqdist.scheduling.dispatcher.records import CoordinatorSession, Lease, WorkerLoad
+from zmqdist.scheduling.dispatcher.resources import Ledger
+from zmqdist.scheduling.shared.quantities import Quantities, amounts_text
 
 FENCED = (
     "the function that has scheduled this work has ended or was cancelled: wait for the results "
     "inside the function"
 )
 """The text of the Refused to the coordinator of a fenced session."""
+
+
+def kept_above(request: Quantities) -> str:
+    """Return the error text for work that waits for itself."""
+    return (
+        f"it needs {amounts_text(request)}, which only the functions that have scheduled it have: "
+        f"they keep their resources while they wait, so it would wait for ever"
+    )
 
 
 @dataclass(slots=True)
@@ -57,10 +70,30 @@ class Nesting:
         self.children: dict[Lease, list[CoordinatorSession]] = {}
         self.held: list[HeldEnd] = []
 
-    def adopt(self, session: CoordinatorSession, parent: Lease) -> None:
-        """Make a new session the child of a lease."""
+    def adopt(self, session: CoordinatorSession, parent: Lease, number: int) -> None:
+        """Make a new session the child of a lease with this number."""
         session.depth = parent.session.depth + 1
+        session.above = (*parent.session.above, number)
         self.children.setdefault(parent, []).append(session)
+
+    @staticmethod
+    def waits_for_itself(
+        session: CoordinatorSession, request: Quantities, worker: str, loads: Iterable[WorkerLoad]
+    ) -> bool:
+        """Return whether a worker has enough for a request of a child, but none beside what the
+        functions above it keep until they end (P24)."""
+        is_enough = False
+        for load in loads:
+            ledger = Ledger(load.member.resources)
+            if worker not in ("", load.name) or not ledger.fits(request):
+                continue
+            is_enough = True
+            for number in session.above:
+                if (grant := load.grants.get(number)) is not None:
+                    ledger.change(grant, -1)
+            if ledger.fits(request):
+                return False
+        return is_enough
 
     def is_quiet(self, lease: Lease, now: float) -> bool:
         """Return whether no work of a lease's children can be executing."""

@@ -124,11 +124,12 @@ from zmqdist.messages import (
     StartsLost,
     StealRequest,
     Submit,
+    Unsatisfied,
     WatchActor,
     Workers,
 )
 from zmqdist.scheduling.dispatcher.actors_machine import ActorDirectory, ActorRow
-from zmqdist.scheduling.dispatcher.children import FENCED, HeldEnd, Nesting
+from zmqdist.scheduling.dispatcher.children import FENCED, HeldEnd, Nesting, kept_above
 from zmqdist.scheduling.dispatcher.demands import DemandRow
 from zmqdist.scheduling.dispatcher.membership_and_leases import (
     Member,
@@ -279,7 +280,7 @@ class Dispatch:
             session.unsettled_until = now + self._lease_s
         self.sessions[peer] = session
         if parent is not None:
-            self.nesting.adopt(session, parent)
+            self.nesting.adopt(session, parent, message.parent)
         effects.append(Send(peer, CoordinatorRegistered(self.attempts_max, len(self.loads))))
         if message.watch_members:
             effects.append(Send(peer, Members([_member_row(member) for member in self.loads], [])))
@@ -305,7 +306,7 @@ class Dispatch:
                 session.detached = CoordinatorSession(
                     session.coordinator, session.peer, QUEUE_MAX, functions=session.functions
                 )
-                session.detached.depth = session.depth
+                session.detached.depth, session.detached.above = session.depth, session.above
             session = session.detached
         elif message.round <= session.closed_round:
             # the work arrives after the coordinator's request to end its round
@@ -321,6 +322,11 @@ class Dispatch:
             return [Send(session.peer, Refused(errors.FAILED_PRECONDITION, problem))]
         if problem := quantities_problem(message.resources):
             return [Send(session.peer, Refused(errors.INVALID_ARGUMENT, problem))]
+        if message.resources and session.above:
+            request, loads = message.resources, self.loads.values()
+            if self.nesting.waits_for_itself(session, request, message.worker, loads):
+                works = [(item[0], item[1]) for item in message.items]
+                return [Send(session.peer, Unsatisfied(works, kept_above(request), final=True))]
         self.placement.enqueue(
             session,
             message.worker,

@@ -255,6 +255,7 @@ class CoordinatorSession:
         they began.
       depth: 0 for a program; for the coordinator of a function, one more than for that of the
         function's work.
+      above: the leases of the functions that have scheduled each other down to this session.
       fenced: whether the function of this coordinator has ended or was cancelled (children.py).
     """
 
@@ -276,6 +277,7 @@ class CoordinatorSession:
     closed: bool = False
     finished: int = 0
     depth: int = 0
+    above: tuple[int, ...] = ()
     fenced: bool = False
 
     @property

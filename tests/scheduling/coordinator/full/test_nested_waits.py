@@ -49,6 +49,11 @@ def test_hundred_functions_with_hundred_each_end_on_two_slots() -> None:
         assert sums == [100 * outer + 4950 for outer in range(100)]
 
 
+def licensed_twice() -> int:
+    inner = ClusterCoordinator()
+    return inner.options(resources={"licence": 1}).submit(abs, -1).result()
+
+
 def touched(folder: str, name: str) -> None:
     Path(folder, f"{name}.{os.getpid()}").touch()
     signal.pause()  # until its slot is killed
@@ -174,3 +179,16 @@ def test_wait_that_leaves_no_slot_raises() -> None:
         assert "depth 2" in str(error)
         assert "nested_slots_max" in str(error)
         assert coordinator.submit(fib, 2).result(40) == 1
+
+
+def test_inner_request_that_outer_function_keeps_fails() -> None:
+    config = {"processes": True, "resources": {"licence": 1}}
+    with (
+        zd.DispatchServer() as dispatcher,
+        zd.WorkerServer(WorkerConfig(dispatcher.address, **config)),
+        ClusterCoordinator(dispatcher) as coordinator,
+    ):
+        licensed = coordinator.options(resources={"licence": 1})
+        error = licensed.submit(licensed_twice).exception(40)
+        assert "which only the functions that have scheduled it have" in str(error)
+        assert licensed.submit(abs, -2).result(40) == 2
