@@ -787,8 +787,9 @@ ACTOR_CALL_BYTES_MAX: Final = 4 * ACTOR_WINDOW_BYTES
 ACTORS_MAX: Final = 100_000
 """Actors of one dispatcher. A record and its spec take about two kilobytes."""
 
-ACTOR_ENDS_KEPT: Final = 10_000
-"""Actors whose end a dispatcher remembers, for programs that ask later."""
+ACTOR_ENDS_KEPT: Final = 2_000
+"""Actors whose end a dispatcher remembers, for programs that ask later. The end of one has the last
+lines of its process, or its error."""
 
 WORKER_ACTORS_MAX: Final = 64
 """Actors of one worker if its config has no `actors_max`. Each is a process, and a host that is
