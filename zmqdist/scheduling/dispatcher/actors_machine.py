@@ -46,7 +46,7 @@ from their callers to the actors directly.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -109,6 +109,7 @@ class Actor:
       reason: why the last process has ended, or may have ended.
       ends_for: why the actor ends as soon as its process has ended; "" if it is to live.
       waits_for: what was reported as the reason why it is not placed.
+      kept_worker: the worker that is claimed for it while it waits.
       grace_s: the grace of the process that ends.
     """
 
@@ -126,6 +127,7 @@ class Actor:
     reason: str = ""
     ends_for: str = ""
     waits_for: str = ""
+    kept_worker: str = ""
     grace_s: float = 0.0
 
     @property
@@ -410,6 +412,7 @@ class ActorDirectory:
         actor.host, actor.worker = member.incarnation, member.name
         actor.not_before = None
         self._pending.pop(spec.actor, None)
+        self._stocks.drop_claim(actor)
         if actor.ends_for:
             self._order(member.incarnation, StopActor(spec.actor, incarnation, actor.grace_s))
         elif actor.is_acknowledged and not hosted.is_kept and not spec.restarts:
@@ -706,7 +709,7 @@ class ActorDirectory:
             for member in group:
                 if member.request and not self._is_incomplete(member):
                     self.waits_for_resources = True
-                    self._stocks.claim(member, member.request, now, member.spec.worker)
+                    self._claim(member, hosts.values(), now)
                 if not member.waits_for:
                     member.waits_for = member.reason = self._why_pending(member)
                     self._report(member)
@@ -756,6 +759,23 @@ class ActorDirectory:
     def _is_incomplete(self, actor: Actor) -> bool:
         """Return whether the group of an actor that was never placed lacks members."""
         return not actor.incarnation and self._groups[actor.spec.group] < actor.spec.size
+
+    def _claim(self, actor: Actor, hosts: Iterable[Host], now: float) -> None:
+        """Have a worker be kept for an actor that waits for nothing but resources. It must have
+        room for the actor: otherwise it would be kept in vain, and so it would be for a member of a
+        group."""
+        names = [
+            host.member.name
+            for host in hosts
+            if actor.spec.worker in ("", host.member.name)
+            and (actor.spec.size == 1 or actor.incarnation)
+            and self._stocks.can_ever(actor.request, host.member.name)
+        ]
+        if actor.kept_worker not in names:
+            self._stocks.drop_claim(actor)
+            actor.kept_worker = names[0] if names else ""
+        if actor.kept_worker:
+            self._stocks.claim(actor, actor.request, now, actor.kept_worker)
 
     def _start(self, actor: Actor, grant: Grant) -> None:
         order = StartActor(actor.spec, actor.incarnation, actor.restarts_left, grant.devices)
