@@ -15,7 +15,6 @@ from zmqdist.messages import (
     ActorChanged,
     ActorExited,
     ActorReady,
-    ActorsOwned,
     CreateActor,
     Register,
     StopActor,
@@ -82,7 +81,6 @@ def creates(**fields: Any) -> Plant:
 BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     ("a lost worker counts as ended", around(ActorDirectory, "lost", settled), "directory A1"),
     ("a new dispatcher is not silent", directory_with(silent_until=0.0), "directory A"),
-    ("incarnations begin again at 1", directory_with(first_incarnation=1), "directory A"),
     (
         "processes live on without contact",
         around(ActorHost, "kill_unkept", lambda former, self: []),
@@ -107,11 +105,6 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     ("the bound of a worker is ignored", registers(actors_max=99), "directory A9"),
     ("a group is placed one by one", creates(size=1, rank=0), "directory A10"),
     ("a worker has more devices", registers(resources=(("gpu", 9000),)), "directory A11"),
-    (
-        "a program wants all its actors for ever",
-        heard(Broker, ActorsOwned, lambda m: None),
-        "directory A",
-    ),
 ]
 
 
