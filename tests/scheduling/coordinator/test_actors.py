@@ -647,6 +647,8 @@ def test_wrong_option_is_refused(
         ),
         (lambda c: c.options(restarts=1).submit(abs, 1), ValueError, "no use for restarts"),
         (lambda c: c.actors(Counter, 0), ValueError, "wants 1 or more members"),
+        (lambda c: c.actor(Counter).add.options(timeout=-3), ValueError, "more than 0 s"),
+        (lambda c: setattr(c.actor(Counter), "count", 5), AttributeError, "on the handle"),
     ],
 )
 def test_wrong_argument_is_refused(

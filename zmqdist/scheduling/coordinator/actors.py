@@ -96,6 +96,13 @@ class ActorHandle:
         method = self.__dict__[name] = ActorMethod(self._held, name, is_stream)
         return method
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            raise AttributeError(
+                f"{name} would be set on the handle, not on the actor: have a method set it"
+            )
+        super().__setattr__(name, value)
+
     def __dir__(self) -> list[str]:
         return sorted(self._methods)
 
@@ -169,7 +176,9 @@ class ActorMethod:
         )
 
     def options(self, *, timeout: float | None = None, name: str | None = None) -> ActorMethod:
-        return ActorMethod(self._held, self._name, self.is_stream, seconds(timeout), name)
+        if (limit_s := seconds(timeout)) == 0:
+            raise ValueError(f"timeout is {timeout}, wants more than 0 s, or None")
+        return ActorMethod(self._held, self._name, self.is_stream, limit_s, name)
 
     def __repr__(self) -> str:
         return f"<method {self._label}>"
