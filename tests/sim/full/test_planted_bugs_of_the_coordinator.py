@@ -115,8 +115,8 @@ def detached_fails(resolve: Resolve) -> Resolve:
 
 
 class WithoutLosses(SubmitWork):
-    def messages(self, pack: Callable[[Work], bytes]) -> Iterator[Submit]:
-        for message in super().messages(pack):
+    def messages(self, pack: Callable[[Work], bytes], near: Any = None) -> Iterator[Submit]:
+        for message in super().messages(pack, near):
             message.items = [
                 (work, attempt, 0, fn, payload) for work, attempt, _, fn, payload in message.items
             ]
@@ -281,7 +281,11 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
         ),
         "coordinator P29",
     ),
-    ("held data is not freed", without(CoordinatorMachine, Free), "coordinator P29"),
+    (
+        "held data is not freed",
+        without(CoordinatorMachine, Free),
+        ("coordinator P29", "coordinator P28"),  # its function is forgotten first
+    ),
     ("attempts of ended work go on", unsent(CancelWork), "coordinator P26"),
     (
         "a round fails by an error that is tried again",
