@@ -339,6 +339,8 @@ class SimDispatcher(SimProcess):
         if not self.alive or link is None:
             return
         del self.links[link]
+        if worker.member.peer is None:
+            return  # it has died before it registered
         worker.member.peer = None
         loss = MemberLost(worker.member, "it has ended", 9, "", settled=True)
         self._perform(self.directory.lost(loss, self.world.clock.now))
