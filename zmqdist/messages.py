@@ -698,7 +698,7 @@ class ActorSpec(msgspec.Struct, array_like=True, frozen=True):
         outlives its program.
       restarts: how often its process may be replaced.
       concurrency: how many calls of `async` methods run at a time.
-      methods: the kinds of its public methods by name (scheduling/shared/actors.py).
+      methods: the kinds of its public methods by name (scheduling/shared/actor_class.py).
       group, rank, size: the number of its group, 0 without one, and its place there.
     """
 

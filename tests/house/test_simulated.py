@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.house.test_structure import MACHINES, name_of
+from tests.sim.simulations.actor_calls import simulate_actor_calls
 from tests.sim.simulations.actors import simulate_actors
 from tests.sim.simulations.cluster import simulate
 from tests.sim.simulations.data_rounds import simulate_rounds
@@ -32,6 +33,7 @@ from tests.sim.simulations.watches import simulate_watches
 
 SIMULATIONS: tuple[Callable[[int], Any], ...] = (
     partial(simulate, works=20),
+    simulate_actor_calls,
     simulate_actors,
     simulate_data_service,
     simulate_elasticity,

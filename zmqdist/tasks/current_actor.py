@@ -18,7 +18,7 @@ from zmqdist.errors import DeadlineExceededError, FailedPreconditionError
 from zmqdist.messages import ActorSpec
 from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.scheduling.shared import actors, own_cluster
+from zmqdist.scheduling.shared import actor_class, own_cluster
 from zmqdist.tasks.server import Server
 from zmqdist.transport.own_address import listen, own_host
 
@@ -80,15 +80,15 @@ def current_actor() -> CurrentActor:
 
     Raises FailedPreconditionError in a process that is no actor.
     """
-    if actors.own is None:
+    if actor_class.own is None:
         raise FailedPreconditionError("current_actor() is for methods of an actor")
     return _current()
 
 
 @functools.cache
 def _current() -> CurrentActor:
-    assert actors.own is not None
-    return CurrentActor(actors.own)
+    assert actor_class.own is not None
+    return CurrentActor(actor_class.own)
 
 
 def _join(group: int, rank: int, size: int) -> Server:

@@ -32,7 +32,7 @@ def exclusive(folder: Path, number: int) -> int:
 
 
 @pytest.mark.timeout(120)
-def test_no_gpu_is_shared_whoever_is_killed(
+def test_gpu_is_never_shared_whoever_is_killed(
     port: int,
     start_worker: StartWorker,
     start_dispatcher: StartDispatcher,

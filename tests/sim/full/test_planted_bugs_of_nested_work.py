@@ -89,6 +89,6 @@ def test_planted_bug_is_found(
     expect_report(complaint, SEEDS_MAX, bug, promise)
 
 
-def test_no_bug_is_found_without_one() -> None:
+def test_bug_is_found_only_if_planted() -> None:
     for seed in range(30):
         assert complaint(seed) is None, seed

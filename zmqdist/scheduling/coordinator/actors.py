@@ -31,8 +31,9 @@ from zmqdist.scheduling.coordinator.remote_value import RemoteValue, unwrapped, 
 from zmqdist.scheduling.coordinator.result_stream import ResultStream
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 from zmqdist.scheduling.coordinator.work import CalledActor, Extra, MethodCall
-from zmqdist.scheduling.shared import actors as shared
-from zmqdist.scheduling.shared.actors import ActorState, MethodKind, is_async, method_kinds
+from zmqdist.scheduling.shared import actor_class
+from zmqdist.scheduling.shared.actor_class import MethodKind, is_async, method_kinds
+from zmqdist.scheduling.shared.actors import ActorState
 from zmqdist.scheduling.shared.quantities import quantities
 from zmqdist.wire import trusted
 
@@ -160,7 +161,7 @@ class ActorMethod:
             not kwargs
             and not self.is_stream
             and self._timeout is None
-            and shared.own is None
+            and actor_class.own is None
             and trusted.ATOMS.issuperset(map(type, args))
         ):
             # as `call` does, for the calls that most are: no handle or RemoteValue is among these
@@ -392,7 +393,7 @@ class Actors:
         """Call a method, and return a RemoteValue for its result, or the ResultStream of a
         generator."""
         runtime = self.runtime
-        own = shared.own
+        own = actor_class.own
         if own is not None and own.actor == held.called.number and own.concurrency == 1:
             raise errors.FailedPreconditionError(
                 f"{held.called.cls}.{method} is called by a method of the same actor, which would "

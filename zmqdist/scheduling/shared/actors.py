@@ -2,18 +2,12 @@
 
 The dispatcher's directory decides where an actor is (scheduling/dispatcher/actors_machine.py). Its
 worker starts and ends its process (scheduling/worker/actor_host_machine.py). Callers send calls
-directly to the process (scheduling/coordinator/actor_calls.py).
+directly to the process (scheduling/coordinator/called_actors.py).
 """
 
 from __future__ import annotations
 
 import enum
-import inspect
-
-from zmqdist.messages import ActorSpec
-
-own: ActorSpec | None = None
-"""The actor whose process this is; None in any other process."""
 
 
 class ActorState(enum.IntEnum):
@@ -28,38 +22,3 @@ class ActorState(enum.IntEnum):
     AWAY = enum.auto()
     """Its worker is lost, and its process may serve yet, or come back."""
     ENDED = enum.auto()
-
-
-class MethodKind(enum.IntEnum):
-    """How a method of an actor runs."""
-
-    PLAIN = enum.auto()
-    """Calls run one after the other, in the main thread."""
-    ASYNC = enum.auto()
-    """Calls run concurrently, in an event loop."""
-    STREAM = enum.auto()
-    """A generator: its values arrive as they are made."""
-
-
-def method_kinds(cls: type) -> dict[str, int]:
-    """Return the kinds of the public methods of a class, by name."""
-    kinds: dict[str, int] = {}
-    for name, method in inspect.getmembers(cls, callable):
-        if name.startswith("_"):
-            continue
-        if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
-            kinds[name] = MethodKind.STREAM
-        elif inspect.iscoroutinefunction(method):
-            kinds[name] = MethodKind.ASYNC
-        else:
-            kinds[name] = MethodKind.PLAIN
-    return kinds
-
-
-def is_async(cls: type) -> bool:
-    """Return whether a class has `async` methods, so that all its calls run in an event loop."""
-    return any(
-        inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
-        for name, method in inspect.getmembers(cls, callable)
-        if not name.startswith("_")
-    )

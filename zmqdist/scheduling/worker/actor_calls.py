@@ -34,7 +34,7 @@ from zmqdist.messages import (
     ResultReceived,
     StreamCredit,
 )
-from zmqdist.scheduling.shared.actors import MethodKind, is_async
+from zmqdist.scheduling.shared.actor_class import MethodKind, is_async
 from zmqdist.scheduling.shared.references import (
     PartsFetcher,
     decode_reference,

@@ -20,7 +20,7 @@ from zmqdist import task_context
 from zmqdist.messages import ActorSpec
 from zmqdist.process.pipe import BlockingPipe, PipeCodec
 from zmqdist.rpc.service import RpcService
-from zmqdist.scheduling.shared import actors, own_cluster, remote_results
+from zmqdist.scheduling.shared import actor_class, own_cluster, remote_results
 from zmqdist.scheduling.shared.store import BulkStore, Fetcher
 from zmqdist.scheduling.worker.actor_calls import CALLERS, ActorCalls
 from zmqdist.scheduling.worker.function_call import make_object
@@ -103,7 +103,7 @@ def _serve(begin: ActorBegin, pipe: BlockingPipe[ActorMessage], listener_fd: int
     loop.on_stop(service.close)
     task_context.enter_process(calls.is_cancelled, lambda: (begin.index, begin.workers))
     remote_results.of_thread.fetcher = fetcher
-    actors.own = spec
+    actor_class.own = spec
     own_cluster.enter(own_cluster.of_slot(begin.dispatcher, credentials), whole_process=True)
     instance, error = make_object(spec.call, fetcher)
     if error:
