@@ -431,7 +431,7 @@ class Register(Message, tag=40):
     worker's own server. `serial` counts the registrations over this connection. `threads_per_slot`
     is the number of threads of BLAS and OpenMP in each slot, and 0 means that this number is not
     known. `resources` is what the worker has, as (name, thousandths), and `grants` has what the
-    functions in `stale_leases` use of it. `actors_max` is the number of actors that the worker may
+    functions in `held` and `stale_leases` use of it. `actors_max` is the number of actors that the worker may
     have, and `actors` has their processes. `nested_slots_max` is the number of extra slots that the
     worker may start while functions in its slots wait for results.
     """

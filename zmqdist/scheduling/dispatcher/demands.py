@@ -163,10 +163,9 @@ class Demands:
 
     def release_ended(self, load: WorkerLoad) -> None:
         """Release the resources of leases that have ended."""
-        for number in [
-            n for n in load.grants if n not in load.leases and n not in load.stale_leases
-        ]:
-            self.stocks.release(load.name, load.grants.pop(number))
+        for number in list(load.grants):
+            if not (number in load.leases or number in load.stale_leases or number in load.strays):
+                self.stocks.release(load.name, load.grants.pop(number))
 
     def _note_change(self, now: float) -> None:
         self._members_changed_at = now

@@ -540,6 +540,7 @@ class Dispatch:
             lease = leases.pop(number, None)
             # P2: the lease has ended, or another worker holds it.
             if lease is None:
+                load.strays.discard(number)
                 continue
             if is_nesting:
                 waiting.discard(number)
@@ -607,6 +608,7 @@ class Dispatch:
         load.steals = 0
         for number in numbers:
             load.stale_leases.pop(number, None)
+            load.strays.discard(number)
             lease = load.pop(number)
             if lease is not None:
                 back.append(lease)
@@ -620,6 +622,7 @@ class Dispatch:
             load.slot_deaths += 1
             self.slot_deaths += 1
             self.last_slot_death = member.name, exit_code, now
+            load.strays.discard(number)
             lease = load.pop(number)
             if lease is not None:
                 charged.append((lease, exit_code, log))
@@ -822,10 +825,10 @@ class Dispatch:
     # -- small things ------------------------------------------------------------------------------
 
     def _note_grants(self, load: WorkerLoad, register: Register) -> None:
-        """Count what the worker's stale leases use. A dispatcher knows only the resources of leases
-        that it has made itself."""
+        """Count what functions still use whose leases this dispatcher has not made, or has ended."""
+        load.strays = {number for number, *_ in register.grants if number not in load.leases}
         for number, amounts, devices in register.grants:
-            if number in load.stale_leases and number not in load.grants:
+            if number not in load.grants:
                 load.grants[number] = grant = Grant(amounts, devices)
                 self.placement.demands.stocks.occupy(load.name, grant)
 

@@ -421,6 +421,8 @@ class WorkerLoad:
       grants: the resources of the worker's leases that need some, by number, until the lease has
         ended and its function is known to run no more.
       waiting: those of `leases` whose functions wait for results of other work.
+      strays: the leases that this member reported and the dispatcher has aborted, because they are
+        of an earlier member, and that have resources. Each ends when the worker reports its end.
       known_functions: the functions that were sent to the worker, as (coordinator, number).
       steals: the number of leases that the dispatcher has requested back, until the worker
         replies.
@@ -442,6 +444,7 @@ class WorkerLoad:
     held: dict[int, Lease] = field(default_factory=dict)
     stale_leases: dict[int, int] = field(default_factory=dict)
     grants: dict[int, Grant] = field(default_factory=dict)
+    strays: set[int] = field(default_factory=set)
     waiting: set[int] = field(default_factory=set)
     known_functions: set[tuple[int, int]] = field(default_factory=set)
     steals: int = 0

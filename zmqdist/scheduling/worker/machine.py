@@ -648,9 +648,7 @@ class WorkerMachine:
             stale_leases=stale_leases,
             index_given=by_dispatcher,
             serial=serial,
-            grants=[
-                (lease, *self.grants[lease]) for lease, _ in stale_leases if lease in self.grants
-            ],
+            grants=[(lease, *grant) for lease, grant in self.grants.items()],
             actors=self.actors.present,
         )
         return [Send(DISPATCHER, register)]
