@@ -214,8 +214,9 @@ class Actors:
         """Each actor has one record, also if a handle comes while calls of dropped handles run."""
         self._lock = threading.Lock()
         self._supervisors: dict[int, weakref.WeakMethod[Supervise]] = {}
-        runtime.listeners.on_actor_found = self._found
-        runtime.listeners.on_actor_changed = self._changed
+        # weak: the runtime must not keep what keeps the coordinator open
+        runtime.listeners.on_actor_found = weakref.WeakMethod(self._found)
+        runtime.listeners.on_actor_changed = weakref.WeakMethod(self._changed)
         open_actors.add(self)
 
     def serves(self, dispatcher: str) -> bool:

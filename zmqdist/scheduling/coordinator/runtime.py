@@ -148,6 +148,8 @@ millisecond."""
 
 UNSATISFIED = "%s waits: %s"
 
+ActorWatcher: TypeAlias = "Callable[[CalledActor, ActorState, str], object]"
+
 WORKERS = frozenset({"worker"})
 
 REQUEST_MS: Final = 20_000
@@ -212,8 +214,8 @@ class Listeners:
       streams: gets the values of generator functions from their slots.
       retries: the thread that calls `retry_if` of the program. A callback of the program may wait
         for it.
-      on_actor_found, on_actor_changed: called with the answer to a search for an actor, and with
-        an actor, its new state and the reason.
+      on_actor_found, on_actor_changed: return the functions to call with the answer to a search for
+        an actor, and with an actor, its new state and the reason.
     """
 
     def __init__(self) -> None:
@@ -222,10 +224,8 @@ class Listeners:
         self.names_of_resources: Callable[[], list[str]] = list
         self.retries = Callbacks("zmqdist-retries")
         self.streams: Streams
-        self.on_actor_found: Callable[[ActorFound], object] = lambda answer: None
-        self.on_actor_changed: Callable[[CalledActor, ActorState, str], object] = (
-            lambda actor, state, reason: None
-        )
+        self.on_actor_found: Callable[[], Callable[[ActorFound], object] | None] = lambda: None
+        self.on_actor_changed: Callable[[], ActorWatcher | None] = lambda: None
 
 
 class CoordinatorRuntime:
@@ -700,9 +700,11 @@ class CoordinatorRuntime:
                     self._actors.disconnect(actor)
                 case ActorReported(actor, state, reason):
                     self.absence.watch_actors()
-                    self.listeners.on_actor_changed(actor, state, reason)
+                    if (changed := self.listeners.on_actor_changed()) is not None:
+                        changed(actor, state, reason)
                 case ActorSearched(answer):
-                    self.listeners.on_actor_found(answer)
+                    if (found := self.listeners.on_actor_found()) is not None:
+                        found(answer)
                 case WorkBegun(works):
                     self.listeners.on_begun(works)
                 case RoomMade():

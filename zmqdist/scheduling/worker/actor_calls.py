@@ -240,6 +240,8 @@ class ActorCalls:
             self._queue.running_max = GIVEN_CALLS_MAX
             self._give, self._close = batches.put, lambda: batches.put(None)
             self._give_next()
+            if self._ending:
+                self._close()
 
         self._loop.call_soon(begin)
         while (calls := batches.get()) is not None:
@@ -292,6 +294,8 @@ class ActorCalls:
             self._interrupt = lambda calls: loop.call_soon_threadsafe(cancel_tasks, calls)
             self._close = lambda: loop.call_soon_threadsafe(ended.set)
             self._give_next()
+            if self._ending:
+                self._close()
 
         self._loop.call_soon(begin)
         await ended.wait()
