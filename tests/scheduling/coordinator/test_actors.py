@@ -532,6 +532,16 @@ def test_name_belongs_to_one_actor(coordinator: ClusterCoordinator) -> None:
     assert first.add(0).result(20) == 1
 
 
+def test_name_is_free_at_once_after_kill(coordinator: ClusterCoordinator) -> None:
+    first = coordinator.options(name="reused").actor(Counter, 1)
+    first.sleep(60)
+    until(lambda: "live" in repr(first))
+    coordinator.kill(first)
+    second = coordinator.options(name="reused").actor(Counter, 2)
+    assert second.add(0).result(20) == 2
+    assert coordinator.get_actor("reused", 20) == second
+
+
 def test_detached_actor_outlives_its_program(
     cluster: zd.local_cluster, coordinator: ClusterCoordinator
 ) -> None:

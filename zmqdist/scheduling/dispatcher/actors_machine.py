@@ -26,7 +26,7 @@ Promises, checked by tests/sim
     A2   the end of an actor is reported to its coordinator once, with the reason
     A3   the oldest waiting actor that fits a worker is placed first; an actor that fits none does
          not hold up the others
-    A4   a name belongs to at most one actor that has not ended
+    A4   a name belongs to at most one actor that neither has ended nor was told to end
     A5   an actor ends with its coordinator, unless it is detached; a coordinator that did not say
          goodbye has a lease to come back
     A6   an actor begins again at most `restarts` times, not counting an incarnation that has ended
@@ -600,12 +600,17 @@ class ActorDirectory:
         """End an actor, with its process if it may have one."""
         if not actor.ends_for:
             actor.ends_for = reason or "it was dropped"
+            self._free_name(actor)
         actor.grace_s = grace_s
         if actor.state in (_S.STARTING, _S.LIVE):
             self._order(actor.host, StopActor(actor.spec.actor, actor.incarnation, grace_s))
         elif actor.not_before is None:
             self._end_now(actor, actor.ends_for)
         # otherwise a process may serve yet: its worker comes back and stops it, or it ends itself
+
+    def _free_name(self, actor: Actor) -> None:
+        if self._names.get(actor.spec.name) == actor.spec.actor:
+            del self._names[actor.spec.name]
 
     def _end_now(self, actor: Actor, reason: str, error: bytes = b"") -> None:
         spec = actor.spec
@@ -615,8 +620,7 @@ class ActorDirectory:
         self._report(actor, error)
         for table in (self.actors, self._pending, self._timed, self._watchers):
             table.pop(spec.actor, None)
-        if spec.name:
-            del self._names[spec.name]
+        self._free_name(actor)
         self._groups[spec.group] -= 1
         if not self._groups[spec.group]:
             del self._groups[spec.group]
