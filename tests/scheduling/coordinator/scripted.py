@@ -547,7 +547,7 @@ class Script:
 
     def check_calls(self) -> None:
         called = self.machine.actors
-        assert not called._touched, "an actor is not looked at"  # reach: a call that waits for ever
+        assert not called.touched, "an actor is not looked at"
         calls = [work for work in self.works.values() if isinstance(work, MethodCall)]
         for actor in self.actors.values():
             own = [call for call in calls if call.actor is actor]

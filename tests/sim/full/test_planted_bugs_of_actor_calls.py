@@ -104,9 +104,9 @@ def left_behind(former: Any, self: CalledActors, call: MethodCall, before: State
 
 
 def news_kept(former: Any, self: CalledActors, actor: CalledActor) -> None:
-    kept = self._news_until.copy()
+    kept = self.news_until.copy()
     former(self, actor)
-    self._news_until |= kept
+    self.news_until |= kept
 
 
 def not_held(former: Any, self: CalledActors, actor: CalledActor) -> None:

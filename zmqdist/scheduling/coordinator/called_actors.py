@@ -102,16 +102,12 @@ class CalledActors:
         self.actors: dict[int, CalledActor] = {}
         self._searches: dict[int, str] = {}
         self._has_created = False
-        self._news_until: dict[CalledActor, float] = {}
+        self.news_until: dict[CalledActor, float] = {}
         """The actors whose connection was lost, and when their sent calls end, earliest first."""
-        self._touched: dict[CalledActor, None] = {}
+        self.touched: dict[CalledActor, None] = {}
         """The actors that may have calls to send."""
         self._receiving: dict[int, CalledActor] = {}
         """Where each large result comes from, by the number of its call."""
-
-    @property
-    def deadline(self) -> float | None:
-        return next(iter(self._news_until.values()), None)
 
     # -- from the program --------------------------------------------------------------------------
 
@@ -134,7 +130,7 @@ class CalledActors:
         for number in numbers:
             actor = self.actors[number]
             actor.holders -= 1
-            self._touched[actor] = None
+            self.touched[actor] = None
 
     def killed(self, number: int, reason: str) -> None:
         """The program ends an actor."""
@@ -168,7 +164,7 @@ class CalledActors:
         """Take a new call."""
         actor = call.actor
         actor.queue.append(call)
-        self._touched[actor] = None
+        self.touched[actor] = None
         if call.extra is None:
             call.state = State.HELD  # from NEW
             self._machine.unfinished += 1
@@ -179,14 +175,14 @@ class CalledActors:
     def hold(self, call: MethodCall) -> None:
         """All inputs of a call are available."""
         self._machine._move(call, State.HELD)
-        self._touched[call.actor] = None
+        self.touched[call.actor] = None
 
     # -- calls -------------------------------------------------------------------------------------
 
     def left(self, call: MethodCall, before: State) -> None:
         """A call has ended, in this state."""
         actor = call.actor
-        self._touched[actor] = None
+        self.touched[actor] = None
         if before is State.CALLING and actor.calling.pop(call.number, None) is not None:
             actor.calling_bytes -= len(call.payload)
             if actor.is_connected:
@@ -196,7 +192,7 @@ class CalledActors:
     def results(self, actor: CalledActor, items: list[Result]) -> None:
         """Results of calls have arrived over the connection to this actor."""
         machine = self._machine
-        self._touched[actor] = None
+        self.touched[actor] = None
         for number, attempt, kind, payload in items:
             if kind == ITEM:
                 if number in actor.calling:
@@ -237,7 +233,7 @@ class CalledActors:
         if actor is None:
             return False
         actor.receiving -= 1
-        self._touched[actor] = None
+        self.touched[actor] = None
         self._release(actor, number, 0)
         return True
 
@@ -245,16 +241,14 @@ class CalledActors:
         if actor.is_connected:
             self._machine._effects.append(SendToActor(actor, ResultReceived([(number, attempt)])))
 
-    def send_calls(self) -> bool:
-        """Send the calls that may be sent (K1, K5), and drop the actors that are not needed (K6).
-        Return whether that has ended calls, so that there may be more to do."""
-        touched, self._touched = self._touched, {}
+    def send_calls(self) -> None:
+        """Send the calls that may be sent (K1, K5), and drop the actors that are not needed (K6)."""
+        touched, self.touched = self.touched, {}
         for actor in touched:
             if actor.queue:
                 self._send_calls_of(actor)
             if actor.number in self.actors and not self._is_needed(actor):
                 self._drop(actor)
-        return bool(self._touched)
 
     def _is_needed(self, actor: CalledActor) -> bool:
         if actor.holders or actor.queue or actor.calling or actor.receiving:
@@ -300,7 +294,7 @@ class CalledActors:
     def _end_sent_calls(self, actor: CalledActor, reason: str) -> None:
         """End the calls that were sent to an incarnation that has ended (K3)."""
         calls, actor.calling, actor.calling_bytes = list(actor.calling.values()), {}, 0
-        self._news_until.pop(actor, None)
+        self.news_until.pop(actor, None)
         for call in calls:
             self._machine._finish(call, ACTOR_LOST, (reason, True))
 
@@ -317,8 +311,8 @@ class CalledActors:
             # the actor has dropped them, because their connection was lost
             self._end_sent_calls(actor, "the connection to its process was lost")
         actor.is_connected = True
-        self._news_until.pop(actor, None)
-        self._touched[actor] = None
+        self.news_until.pop(actor, None)
+        self.touched[actor] = None
 
     def disconnected(self, actor: CalledActor, problem: str, now: float) -> None:
         actor.is_connected = False
@@ -327,10 +321,10 @@ class CalledActors:
         elif actor.state in _UNPLACED:
             self._end_incarnation(actor, actor.reason)
         elif actor.calling:
-            self._news_until[actor] = now + NEWS_S
+            self.news_until[actor] = now + NEWS_S
 
     def tick(self, now: float) -> None:
-        for actor, news_until in list(self._news_until.items()):
+        for actor, news_until in list(self.news_until.items()):
             if news_until <= now:
                 self._end_sent_calls(
                     actor, actor.reason or "the connection to its process was lost"
@@ -353,7 +347,7 @@ class CalledActors:
         for actor in owned:
             self._create(actor)
         for actor in self.actors.values():
-            self._touched[actor] = None
+            self.touched[actor] = None
             self._repeat_kill(actor)
         for request, name in self._searches.items():
             self._machine._send(FindActor(request, name))
@@ -381,6 +375,8 @@ class CalledActors:
         # there is a connection, it says more than the dispatcher.
         is_ended = state is ActorState.ENDED or (state in _UNPLACED and not actor.is_connected)
         is_new = message.incarnation > actor.incarnation
+        # before the ends of calls, so that a group has begun again when its program sees these
+        self._machine._effects.append(ActorReported(actor, state, message.reason))
         if is_ended or is_new:
             self._end_incarnation(actor, message.reason or "its process has ended")
         actor.state, actor.worker, actor.reason = state, message.worker, message.reason
@@ -394,8 +390,7 @@ class CalledActors:
             self._repeat_kill(actor)
         if state is ActorState.LIVE and actor.spec is not None:
             self._machine._send(ActorKnown(actor.number, actor.incarnation))
-        self._touched[actor] = None
-        self._machine._effects.append(ActorReported(actor, state, message.reason))
+        self.touched[actor] = None
 
     def give_up(self, problem: bytes) -> None:
         """End the calls that wait for an actor, because the cluster is lost."""

@@ -329,7 +329,8 @@ class CoordinatorMachine:
         else:
             since = self.without_cluster_since
             first = None if since is None else since + self._lost_limit_s
-        if (news_until := self.actors.deadline) is not None:
+        if self.actors.news_until:
+            news_until = next(iter(self.actors.news_until.values()))
             first = news_until if first is None else min(first, news_until)
         while self._due:
             at, _, work = self._due[0]
@@ -433,7 +434,8 @@ class CoordinatorMachine:
             self._fail_all(self._refusal)
             self.actors.refused()
         while True:
-            if self.actors.send_calls():
+            if self.actors.touched:
+                self.actors.send_calls()
                 continue
             if self._value_was_lost and not self.ending:
                 self._return_to_waiting()
@@ -1102,7 +1104,8 @@ class CoordinatorMachine:
                 self._finish(work, TIMED_OUT, abandon=True)
             elif _runs_again(work, at):
                 self._begin_again(work)
-        self.actors.tick(self._now)
+        if self.actors.news_until:
+            self.actors.tick(self._now)
         since = self.without_cluster_since
         if self._without_cluster_since is None:
             self._give_up_missed()

@@ -320,7 +320,7 @@ class Dispatch:
         if missing:
             problem = f"work for functions {sorted(missing)[:5]} that were never defined"
             return [Send(session.peer, Refused(errors.FAILED_PRECONDITION, problem))]
-        if problem := quantities_problem(message.resources):
+        if message.resources and (problem := quantities_problem(message.resources)):
             return [Send(session.peer, Refused(errors.INVALID_ARGUMENT, problem))]
         if message.resources and session.above:
             request, loads = message.resources, self.loads.values()
