@@ -51,6 +51,7 @@ def main() -> None:
     with zd.local_cluster(workers=2) as cluster, cluster.coordinator() as coordinator:
         counts = coordinator.submit(crawl, site, "/").result()
     server.shutdown()
+    server.server_close()
     print(f"{len(counts)} pages with {sum(counts.values())} links")
     for path in sorted(counts)[:4]:
         print(f"{counts[path]} links at {path}")

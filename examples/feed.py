@@ -6,6 +6,7 @@ each slot has loaded once, and the results come in order, a few ahead of the pro
 
 import itertools
 import random
+import typing
 
 import zmqdist as zd
 
@@ -49,7 +50,8 @@ def main():
             for hour, degrees, word in itertools.islice(judged, HOURS):
                 print(f"{hour:2} h {degrees:3} degrees: {word}")
                 days.append(degrees)
-        lowest, highest = coordinator.options(num_returns=2).submit(extremes, days)
+        parts: typing.Any = coordinator.options(num_returns=2).submit(extremes, days)
+        lowest, highest = parts
         print(f"from {lowest.result()} to {highest.result()} degrees")
 
 
