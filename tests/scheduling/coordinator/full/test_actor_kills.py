@@ -111,7 +111,7 @@ def _parents(pid: int) -> set[int]:
 
 
 # An actor with restarts ends itself after half a lease without a dispatcher.
-@pytest.mark.parametrize(("restarts", "lease_s"), [(0, LEASE_S), (1, 30.0)])
+@pytest.mark.parametrize(("restarts", "lease_s"), [(0, LEASE_S), (1, 12.0)])
 def test_killed_dispatcher_costs_no_call(
     restarts: int,
     lease_s: float,
