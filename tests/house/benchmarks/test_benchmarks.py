@@ -87,7 +87,7 @@ def test_simulated_workers_take_lowest_free_index() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["speed"], "no question 'speed'; there are: latency, calls, tasks"),
+        (["speed"], "no question 'speed'; there are: latency, calls, actors, tasks"),
         (
             ["tasks", "--against", "rya"],
             "no system 'rya'; there are: threads, sockets, inside, memcpy, raw",

@@ -6,8 +6,6 @@ A row has the name of the bug, the patch that plants it, and the start of the si
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 
@@ -18,15 +16,10 @@ from zmqdist.scheduling.dispatcher.children import Nesting
 from zmqdist.scheduling.dispatcher.machine import Broker
 from zmqdist.scheduling.dispatcher.records import WorkerLoad
 from zmqdist.scheduling.worker.nested_slots import NestedSlots
-from zmqdist.scheduling.worker.records import WaitingWork
 
 pytestmark = pytest.mark.timeout(300)  # some are found after hundreds of seeds
 
 SEEDS_MAX = 300
-
-
-def shallow(former: Any, self: WaitingWork, items: Any, **options: Any) -> None:
-    former(self, items, **{**options, "depth": 0})
 
 
 BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
@@ -59,11 +52,6 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
         "a full worker begins work of any depth",
         around(WorkerLoad, "admits", lambda former, self, depth: True),
         "dispatch P18",
-    ),
-    (
-        "the worker takes nested work for plain work",
-        around(WaitingWork, "put", shallow),
-        "dispatch P7",
     ),
     (
         "a wait has no end at the worker",
