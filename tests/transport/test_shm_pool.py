@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from typing import Any
@@ -708,3 +709,21 @@ def test_lock_ends_with_its_file_description() -> None:
     os.close(other)
     assert shm_pool.try_lock(fd, 5)
     os.close(fd)
+
+
+def test_memory_is_unmapped_after_its_weak_references_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else another thread gets the mapping from one, and reads memory that is gone."""
+    fd, mapping = shm_pool.make_mapped(4096)
+    reference = weakref.ref(mapping)
+    seen: list[object] = []
+    memory: Any = shm_pool._MappedMemory  # reach: the moment of the munmap shows nowhere else
+    unmap = memory._munmap
+
+    def look(address: int, nbytes: int) -> int:
+        seen.append(reference())
+        return int(unmap(address, nbytes))
+
+    monkeypatch.setattr(memory, "_munmap", staticmethod(look))
+    del mapping
+    os.close(fd)
+    assert seen == [None]

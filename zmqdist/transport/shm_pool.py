@@ -163,6 +163,22 @@ class Exporter:
         return np.asarray(self)
 
 
+class _MappedMemory:
+    """Unmaps memory when its Mapping is gone. Not a finalizer of the Mapping itself: Python calls
+    that before it clears weak references, so that another thread could get the Mapping from one
+    while its memory is unmapped."""
+
+    __slots__ = ("address", "nbytes")
+    # bound here, because Python clears the names of this module before the last mappings end
+    _munmap = staticmethod(_libc.munmap)
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.address, self.nbytes = address, nbytes
+
+    def __del__(self) -> None:
+        self._munmap(self.address, self.nbytes)
+
+
 class Mapping(Exporter):
     """Memory of this process that shows the content of a file. The memory is unmapped when no array
     refers to it any more.
@@ -171,9 +187,7 @@ class Mapping(Exporter):
       address, nbytes: the place of the mapping in this process's memory.
     """
 
-    __slots__ = ("address", "nbytes")
-    # bound here, because Python clears the names of this module before the last mappings end
-    _munmap = staticmethod(_libc.munmap)
+    __slots__ = ("_memory", "address", "nbytes")
 
     def __init__(
         self, fd: int, nbytes: int, *, writable: bool = True, private: bool = False, offset: int = 0
@@ -184,17 +198,13 @@ class Mapping(Exporter):
         Raises:
           OSError: the kernel refuses the mapping.
         """
-        self.nbytes = 0
         self.address = _map(
             0, fd, nbytes, offset, writable=writable, flags=_MAP_PRIVATE if private else _MAP_SHARED
         )
         self.nbytes = nbytes
+        self._memory = _MappedMemory(self.address, nbytes)
         super().__init__(self.address, nbytes, writable=writable)
         _libc.madvise(self.address, nbytes, mmap.MADV_HUGEPAGE)
-
-    def __del__(self) -> None:
-        if self.nbytes:
-            self._munmap(self.address, self.nbytes)
 
 
 def make_private(address: int, nbytes: int, fd: int, offset: int) -> None:

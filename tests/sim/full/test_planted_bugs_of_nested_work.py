@@ -56,7 +56,7 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     (
         "a wait has no end at the worker",
         around(NestedSlots, "end_wait", lambda former, self, slot: None),
-        ("worker P", "dispatch P"),
+        ("worker P", "dispatch P", "list index out of range"),
     ),
 ]
 
