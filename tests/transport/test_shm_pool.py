@@ -716,14 +716,13 @@ def test_memory_is_unmapped_after_its_weak_references_end(monkeypatch: pytest.Mo
     fd, mapping = shm_pool.make_mapped(4096)
     reference = weakref.ref(mapping)
     seen: list[object] = []
-    memory: Any = shm_pool._MappedMemory  # reach: the moment of the munmap shows nowhere else
-    unmap = memory._munmap
+    unmap = shm_pool.MappedMemory.munmap
 
     def look(address: int, nbytes: int) -> int:
         seen.append(reference())
         return int(unmap(address, nbytes))
 
-    monkeypatch.setattr(memory, "_munmap", staticmethod(look))
+    monkeypatch.setattr(shm_pool.MappedMemory, "munmap", staticmethod(look))
     del mapping
     os.close(fd)
     assert seen == [None]

@@ -163,20 +163,20 @@ class Exporter:
         return np.asarray(self)
 
 
-class _MappedMemory:
+class MappedMemory:
     """Unmaps memory when its Mapping is gone. Not a finalizer of the Mapping itself: Python calls
     that before it clears weak references, so that another thread could get the Mapping from one
     while its memory is unmapped."""
 
     __slots__ = ("address", "nbytes")
     # bound here, because Python clears the names of this module before the last mappings end
-    _munmap = staticmethod(_libc.munmap)
+    munmap = staticmethod(_libc.munmap)
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.address, self.nbytes = address, nbytes
 
     def __del__(self) -> None:
-        self._munmap(self.address, self.nbytes)
+        self.munmap(self.address, self.nbytes)
 
 
 class Mapping(Exporter):
@@ -202,7 +202,7 @@ class Mapping(Exporter):
             0, fd, nbytes, offset, writable=writable, flags=_MAP_PRIVATE if private else _MAP_SHARED
         )
         self.nbytes = nbytes
-        self._memory = _MappedMemory(self.address, nbytes)
+        self._memory = MappedMemory(self.address, nbytes)
         super().__init__(self.address, nbytes, writable=writable)
         _libc.madvise(self.address, nbytes, mmap.MADV_HUGEPAGE)
 
