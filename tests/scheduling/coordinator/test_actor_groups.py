@@ -59,16 +59,9 @@ class Member:
             time.sleep(0.005)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[zd.local_cluster]:
-    with zd.local_cluster(workers=2) as cluster:
-        yield cluster
-
-
 @pytest.fixture
-def coordinator(cluster: zd.local_cluster) -> Iterator[ClusterCoordinator]:
-    with ClusterCoordinator(cluster, cancel_grace_s=0.2, cluster_lost_limit_s=30.0) as coordinator:
-        yield coordinator
+def coordinator(in_processes: ClusterCoordinator) -> ClusterCoordinator:
+    return in_processes
 
 
 def test_call_of_group_gives_one_list(coordinator: ClusterCoordinator) -> None:

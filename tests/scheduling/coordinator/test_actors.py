@@ -128,16 +128,14 @@ class Waiter:
         return self.running
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[zd.local_cluster]:
-    with zd.local_cluster(workers=2) as cluster:
-        yield cluster
+@pytest.fixture
+def cluster(processes: zd.local_cluster) -> zd.local_cluster:
+    return processes
 
 
 @pytest.fixture
-def coordinator(cluster: zd.local_cluster) -> Iterator[ClusterCoordinator]:
-    with ClusterCoordinator(cluster, cancel_grace_s=0.2, cluster_lost_limit_s=30.0) as coordinator:
-        yield coordinator
+def coordinator(in_processes: ClusterCoordinator) -> ClusterCoordinator:
+    return in_processes
 
 
 def add_to(counter: Any, number: int) -> int:

@@ -11,7 +11,7 @@ import threading
 import weakref
 from _thread import get_ident
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -29,7 +29,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
 from zmqdist.scheduling.coordinator.options import WorkOptions, whole, worker_name
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, unwrapped, work_of
 from zmqdist.scheduling.coordinator.result_stream import ResultStream
-from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
+from zmqdist.scheduling.coordinator.runtime import ActorWatcher, CoordinatorRuntime
 from zmqdist.scheduling.coordinator.work import CalledActor, Extra, MethodCall
 from zmqdist.scheduling.shared import actor_class
 from zmqdist.scheduling.shared.actor_class import MethodKind, is_async, method_kinds
@@ -44,10 +44,6 @@ FIND_S: Final = 60.0
 """Seconds for which `get_actor` waits for the dispatcher, which may be in its first lease."""
 
 CALL_OPTIONS: Final = WorkOptions(detached=True)
-
-
-Supervise: TypeAlias = "Callable[[CalledActor, ActorState, str], object]"
-"""A function that the loop calls with an actor, its new state and the reason."""
 
 
 class _Held:
@@ -213,7 +209,7 @@ class Actors:
         self._called: weakref.WeakValueDictionary[int, CalledActor] = weakref.WeakValueDictionary()
         """Each actor has one record, also if a handle comes while calls of dropped handles run."""
         self._lock = threading.Lock()
-        self._supervisors: dict[int, weakref.WeakMethod[Supervise]] = {}
+        self._supervisors: dict[int, weakref.WeakMethod[ActorWatcher]] = {}
         # weak: the runtime must not keep what keeps the coordinator open
         runtime.listeners.on_actor_found = weakref.WeakMethod(self._found)
         runtime.listeners.on_actor_changed = weakref.WeakMethod(self._changed)
@@ -366,7 +362,7 @@ class Actors:
         """Return what the coordinator knows of an actor."""
         return handle._held.called
 
-    def supervise(self, handle: ActorHandle, changed: Supervise) -> None:
+    def supervise(self, handle: ActorHandle, changed: ActorWatcher) -> None:
         """Have the loop call the method `changed` when the state of an actor changes, as long as
         the program has the method's object."""
         self._supervisors[handle._number] = weakref.WeakMethod(changed)

@@ -149,6 +149,7 @@ millisecond."""
 UNSATISFIED = "%s waits: %s"
 
 ActorWatcher: TypeAlias = "Callable[[CalledActor, ActorState, str], object]"
+"""A function that the loop calls with an actor, its new state and the reason."""
 
 WORKERS = frozenset({"worker"})
 
