@@ -281,6 +281,19 @@ def test_stop_runs_callbacks_and_closes_sockets() -> None:
         loop.start()
 
 
+def test_function_taken_back_does_not_run_at_stop() -> None:
+    loop = Loop("zmqdist-test")
+    closed: list[int] = []
+
+    def close() -> None:
+        closed.append(1)
+
+    loop.on_stop(close)
+    loop.not_on_stop(close)
+    loop.stop()
+    assert not closed
+
+
 def test_unstarted_loop_can_stop() -> None:
     loop = Loop("zmqdist-test")
     closed: list[int] = []

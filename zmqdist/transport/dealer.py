@@ -630,6 +630,10 @@ class DealerConnection:
         self.up = False
         self._connector.close(linger_s)
         self._rearm()
+        # A connection that ends long before its loop must not keep what its callbacks refer to,
+        # neither by the loop nor in a cycle of references.
+        self._loop.not_on_stop(self.close)
+        self._on_up = self._on_message = self._on_down = self._on_refused = _ignore
 
     def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:
         """Send a message without waiting.
@@ -776,6 +780,10 @@ class DealerConnection:
         before = self.dropped.get(reason, 0)
         self.dropped[reason] = before + 1
         return before
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing, as the callback of a connection that was closed."""
 
 
 def receive_rest(socket: zmq.Socket[bytes], first: bytes) -> tuple[bytes, list[memoryview] | None]:

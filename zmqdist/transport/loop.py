@@ -145,7 +145,7 @@ class Loop:
         self._heap: list[tuple[float, int, Hashable]] = []
         self._serial = itertools.count()
         self._hooks: list[Callable[[], object]] = []
-        self._stop_functions: list[Callable[[], object]] = []
+        self._stop_functions: dict[Callable[[], object], None] = {}
         self._inbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         # Re-entrant, because the garbage collector may run a finalizer under this lock, and the
         # finalizer may use `call_soon`.
@@ -358,7 +358,11 @@ class Loop:
     def on_stop(self, fn: Callable[[], object]) -> None:
         """Have the loop call `fn` in its thread when the loop ends. Several functions are called in
         the reverse order of registration."""
-        self._stop_functions.append(fn)
+        self._stop_functions[fn] = None
+
+    def not_on_stop(self, fn: Callable[[], object]) -> None:
+        """Take back an `on_stop`, because what it ends has ended; do nothing if there is none."""
+        self._stop_functions.pop(fn, None)
 
     # -- the turn ----------------------------------------------------------------------------------
 
@@ -516,7 +520,7 @@ class Loop:
         try:
             self._run_inbox()
             while self._stop_functions:
-                self._guard(self._stop_functions.pop())
+                self._guard(self._stop_functions.popitem()[0])
             while self._accepting:
                 self._run_inbox()
                 with self._lock:

@@ -164,6 +164,15 @@ def test_actor_has_process_of_its_own(coordinator: ClusterCoordinator) -> None:
     assert not {*pids} & {*slots, os.getpid()}
 
 
+def test_large_arguments_of_init_live_with_their_actor(coordinator: ClusterCoordinator) -> None:
+    counter = coordinator.actor(Counter, np.ones(1 << 17))
+    assert counter.add(1).result(20)[0] == 2.0
+    assert coordinator.snapshot().held.parts == 1
+    del counter
+    gc.collect()
+    until(lambda: coordinator.snapshot().held.parts == 0)
+
+
 def test_error_of_method_is_raised_and_actor_lives(coordinator: ClusterCoordinator) -> None:
     counter = coordinator.actor(Counter)
     with pytest.raises(ValueError, match="as asked") as raised:

@@ -63,6 +63,20 @@ class _Held:
             runtime.post_event(HandlesDropped([self.called.number]))
 
 
+class _HeldArguments:
+    """The large class or arguments of an actor, which its program holds while it may be started
+    again. The last record of the actor frees them."""
+
+    __slots__ = ("bulks", "runtime")
+
+    def __init__(self, runtime: CoordinatorRuntime, bulks: list[int]) -> None:
+        self.runtime, self.bulks = runtime, bulks
+
+    def __del__(self) -> None:
+        if self.runtime.pid == os.getpid():
+            self.runtime.call_in_loop(self.runtime.store.free, self.bulks)
+
+
 class ActorHandle:
     """A handle of an actor: each method call returns a RemoteValue, which is also awaitable.
 
@@ -248,7 +262,8 @@ class Actors:
                     f"made at once: pass its result()"
                 )
             if isinstance(packed, list):
-                packed = self._held_call(packed, detached=not spec.owner)
+                packed, held_arguments = self._held_call(packed, detached=not spec.owner)
+                uses = [*uses, held_arguments]
             methods = method_kinds(cls)
             spec = replace(
                 spec,
@@ -261,23 +276,23 @@ class Actors:
             return self.make_from(spec, uses)
 
     def make_from(self, spec: ActorSpec, uses: Sequence[Any]) -> ActorHandle:
-        """Make an actor from its checked spec. `uses` are the handles among its arguments."""
+        """Make an actor from its checked spec. `uses` are what its arguments need: handles, and
+        what holds large ones."""
         called = CalledActor(spec.actor, spec.cls, spec)
         called.uses = uses
         self.runtime.post_event(ActorMade(called))
         return self._handle(called, spec.methods)
 
-    def _held_call(self, parts: list[Any], *, detached: bool) -> bytes:
-        """Return a reference to a large class or arguments, which this process holds while the
-        actor may be started."""
+    def _held_call(self, parts: list[Any], *, detached: bool) -> tuple[bytes, _HeldArguments]:
+        """Return a reference to a large class or arguments, and what holds them in this process."""
         if detached:
             size = sum(memoryview(part).nbytes for part in parts)
             raise errors.InvalidArgumentError(
                 f"the arguments of a detached actor have {size} bytes, which its program would have "
                 f"to hold: have a method fetch or receive them"
             )
-        reference, _ = self.runtime.hold(parts)
-        return reference
+        reference, bulks = self.runtime.hold(parts)
+        return reference, _HeldArguments(self.runtime, bulks)
 
     def _checked(self, cls: type, options: Mapping[str, Any]) -> ActorSpec:
         name, lifetime = options.get("name"), options.get("lifetime")
