@@ -219,7 +219,7 @@ def shutdown(
         )
         return
     with dispatcher:
-        pid = dispatcher.call("status")["pid"]
+        pid = dispatcher.call("facts")["pid"]
         count = dispatcher.call("shutdown", grace_s)
         click.echo(f"dispatcher at {dispatcher.address} ends, with {plural(count, 'worker')}")
         if not _wait_for_end(dispatcher, pid, grace_s + ENDS_WITHIN_S):
@@ -244,7 +244,7 @@ def _wait_for_end(dispatcher: DispatcherClient, pid: int, within_s: float) -> bo
     Return False if `within_s` passes first."""
     until = time.monotonic() + within_s
     with contextlib.suppress(OpError):
-        while dispatcher.call("status", timeout_s=SILENT_S)["pid"] == pid:
+        while dispatcher.call("facts", timeout_s=SILENT_S)["pid"] == pid:
             if time.monotonic() >= until:
                 return False
             time.sleep(LOOK_S)

@@ -34,7 +34,7 @@ def status(target: str | None, *, as_json: bool, timeout_s: float, **secrets: An
     host. You may leave it out if the environment variable ZMQDIST_CONFIG names a running cluster.
     """
     with DispatcherClient(*locate(target, **secrets), "client", timeout_s) as dispatcher:
-        _print(dispatcher.call("status"), as_json=as_json)
+        _print(dispatcher.call("facts"), as_json=as_json)
 
 
 def _print(record: dict[str, Any], *, as_json: bool) -> None:
@@ -74,7 +74,7 @@ def top(
     """
     with DispatcherClient(*locate(target, **secrets), "client", timeout_s) as dispatcher:
         if as_json or not sys.stdout.isatty():
-            _print(dispatcher.call("status"), as_json=as_json)
+            _print(dispatcher.call("facts"), as_json=as_json)
             return
         try:
             with _keys() as ends_within:
@@ -95,7 +95,7 @@ def _live(
         due = time.monotonic()
         while True:
             try:
-                live.update(_page(checked(dispatcher.call("status"))), refresh=True)
+                live.update(_page(checked(dispatcher.call("facts"))), refresh=True)
             except OpError as error:  # the dispatcher may be restarted, so the command continues
                 text = f"{error}\ntrying again; press q to end this command"
                 live.update(Text(text, style="red"), refresh=True)

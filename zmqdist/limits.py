@@ -803,3 +803,71 @@ ACTOR_RESTARTS_MAX: Final = 10**9
 
 ACTOR_GROUP_MAX: Final = 10_000
 """The largest number of members of a group of actors."""
+
+# -- what is shown of the inside (facts) -----------------------------------------------------------
+
+FACTS_S: Final = 1.0
+"""Seconds between two reports of a worker, and of a program, to the dispatcher."""
+
+PROCESS_SAMPLE_S: Final = 2.0
+"""Seconds between two readings of the memory and the processor time of a worker's processes. One
+reading takes about 30 us for each process."""
+
+OBSERVED_S: Final = 5.0
+"""Seconds for which a request for the timeline has workers report each run, so that a watcher that
+has died costs nothing."""
+
+FUNCTION_NAME_CHARS_MAX: Final = 100
+"""Characters of a function's name in the facts."""
+
+FUNCTIONS_TOLD_APART_MAX: Final = 64
+"""Functions that one slot tells apart in its figures, 1.1 kB of shared memory each. Further ones
+count together, until a program drops functions."""
+
+FUNCTIONS_SHOWN_MAX: Final = 500
+"""Functions by name in the facts. Beyond them the ones that were seen longest ago count together,
+as "other functions"."""
+
+FUNCTION_NAMES_KEPT_MAX: Final = 20_000
+"""Names of functions, by the number of the program and of the function, that a dispatcher keeps,
+because the last figures arrive after the program's end."""
+
+BUCKETS: Final = 128
+"""Buckets of a histogram of durations, four for each power of two from BUCKET_MIN_S on: up to two
+hours."""
+
+BUCKET_MIN_S: Final = 2e-6
+"""The upper bound of the first bucket, in seconds."""
+
+FAILURES_SHOWN_MAX: Final = 200
+"""Failures in the facts, with traceback. The ring takes at most 2 MB."""
+
+SLOT_DEATHS_KEPT: Final = 100
+"""Deaths of slot processes in the facts, with their last lines."""
+
+REFUSALS_KEPT: Final = 100
+"""Refusals in the facts: of connections, members and messages."""
+
+EVENTS_KEPT: Final = 20_000
+"""Runs in the timeline of the facts that no watcher has fetched yet."""
+
+EVENTS_SENT_MAX: Final = 2_000
+"""Runs in one report of a worker; the others are only counted."""
+
+FAILURES_PER_S: Final = 8.0
+"""Failures a second that one process reports with their tracebacks; the others are only counted."""
+
+FAILURE_MESSAGE_CHARS_MAX: Final = 500
+"""Characters of the message of an error in the facts."""
+
+TRACEBACK_CHARS_MAX: Final = 8 * 1024
+"""Characters of a traceback in the facts; of a longer one the end."""
+
+COORDINATORS_SHOWN_MAX: Final = 1_000
+"""Coordinators in the facts. A program has one; each function that schedules functions another."""
+
+ACTORS_SHOWN_MAX: Final = 1_000
+"""Actors in the facts."""
+
+WAITING_ROWS_MAX: Final = 100
+"""Rows of reasons why work waits, in the facts. Further ones are left out, the smallest first."""

@@ -26,7 +26,7 @@ from typing import Annotated, ClassVar, TypeAlias
 
 import msgspec
 
-from zmqdist.limits import BATCH_ITEMS_MAX, CANCEL_GRACE_S
+from zmqdist.limits import BATCH_ITEMS_MAX, BUCKETS, CANCEL_GRACE_S
 
 Item: TypeAlias = tuple[int, int, int, int, bytes]
 """A work item that a coordinator submits: (work, attempt, lost, fn, payload).
@@ -90,6 +90,13 @@ ALL_NUMBERS = -1
 
 
 _Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]  # NaN is refused, too
+_Figure: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e18)]  # infinity is no JSON
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+_Buckets: TypeAlias = list[
+    tuple[
+        Annotated[int, msgspec.Meta(ge=0, lt=BUCKETS)], Annotated[int, msgspec.Meta(ge=1, lt=2**62)]
+    ]
+]
 
 
 class Message(msgspec.Struct, array_like=True, gc=False):
@@ -252,10 +259,14 @@ class CoordinatorRegistered(Message, tag=21):
 
 class Define(Message, tag=22):
     """Pickled functions with the coordinator's numbers for them. They are sent before the first
-    work item that uses them."""
+    work item that uses them.
+
+    `names` has the name of each function, for status and the other views; it may be shorter.
+    """
 
     SENT = "coordinator -> dispatcher"
     functions: list[tuple[int, bytes]]
+    names: list[str] = []
 
 
 class Forget(Message, tag=23):
@@ -575,6 +586,141 @@ class SlotsWaiting(Message, tag=51):
     SENT = "worker -> dispatcher"
     waiting: list[int]
     resumed: list[int]
+
+
+class SlotFacts(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What one slot of a worker does.
+
+    Attributes:
+      state: as in `SlotRow` (scheduling/worker/records.py).
+      lease: the lease of the function that runs; 0 if none runs.
+      since_s: the seconds for which it has run.
+      rss_bytes, cpu_percent: memory in RAM, and processor time, of its process; 0 for a thread.
+    """
+
+    slot: _Count
+    pid: _Count
+    state: str
+    lease: int = 0
+    since_s: _Figure = 0.0
+    rss_bytes: _Count = 0
+    cpu_percent: _Figure = 0.0
+
+
+class FunctionFacts(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What runs of one function, or calls of one method of an actor, have added since the last
+    report.
+
+    Attributes:
+      coordinator, fn: the numbers of a function; (0, 0) for all functions beyond those that a slot
+        can tell apart, and for methods.
+      method: "Class.method" of an actor, or "".
+      buckets: (bucket, count) of the durations: bucket b has those up to
+        `BUCKET_MIN_S * 2 ** (b / 4)`.
+    """
+
+    coordinator: int
+    fn: int
+    method: str
+    count: _Count
+    failed: _Count
+    sum_s: _Figure
+    max_s: _Figure
+    cpu_s: _Figure
+    bytes_in: _Count
+    bytes_out: _Count
+    buckets: _Buckets
+
+
+class FailureFacts(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """An error of a function, or of a method of an actor, with its traceback as text.
+
+    Attributes:
+      lease: the lease of the function; for a method 0, and `coordinator`, `work` and `attempt` are
+        those of the call.
+    """
+
+    lease: int
+    pid: _Count
+    error: str
+    message: str
+    traceback: str
+    method: str = ""
+    coordinator: int = 0
+    work: int = 0
+    attempt: int = 0
+
+
+class ActorFacts(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The process of an actor: its pid, memory in RAM and processor time, and its calls since it
+    began: all, failed ones, and those that wait or run. `buckets` as in FunctionFacts, of calls
+    since the last report.
+    """
+
+    actor: int
+    pid: _Count
+    rss_bytes: _Count
+    cpu_percent: _Figure
+    calls: _Count
+    failed: _Count
+    waiting: _Count
+    buckets: _Buckets
+
+
+class WorkerFigures(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The figures of a worker: memory in RAM and processor time of its process, its slots and its
+    actors together; the memory of its host; the bytes of results and arguments that it holds, and
+    those of them in shared memory; the bytes of arguments and results of its functions.
+    """
+
+    rss_bytes: _Count = 0
+    cpu_percent: _Figure = 0.0
+    host_memory_bytes: _Count = 0
+    host_memory_free_bytes: _Count = 0
+    kept_bytes: _Count = 0
+    shm_bytes: _Count = 0
+    bytes_in: _Count = 0
+    bytes_out: _Count = 0
+
+
+class TaskEvent(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A run that has ended: the lease of a function, or the call (coordinator, work, attempt) of an
+    actor's method; `ago_s` and `took_s` say when it ended and how long it ran.
+    """
+
+    lease: int
+    slot: int
+    ago_s: _Figure
+    took_s: _Figure
+    kind: int
+    method: str = ""
+    coordinator: int = 0
+    work: int = 0
+    attempt: int = 0
+
+
+class WorkerFacts(Message, tag=52):
+    """What the worker knows about its slots, functions and actors, at most once a second and only
+    after a change; a failure is reported at once, with no `figures`.
+
+    `events` are sent while a watcher asks for them (Observe); `events_dropped` were left out.
+    """
+
+    SENT = "worker -> dispatcher"
+    figures: WorkerFigures | None = None
+    slots: list[SlotFacts] = []
+    functions: list[FunctionFacts] = []
+    failures: list[FailureFacts] = []
+    actors: list[ActorFacts] = []
+    events: list[TaskEvent] = []
+    events_dropped: _Count = 0
+
+
+class Observe(Message, tag=53):
+    """A watcher asks for the timeline: report each run that ends within the next `within_s`."""
+
+    SENT = "dispatcher -> worker"
+    within_s: _Seconds
 
 
 # -- payloads that cannot be fetched from their holder ---------------------------------------------

@@ -382,7 +382,7 @@ def test_role_without_right_is_refused(dispatcher_here: str) -> None:
             "are: none\n"
         ),
     )
-    result = run_here("call", there, "status", "--json")
+    result = run_here("call", there, "facts", "--json")
     assert json.loads(result.out)["address"] == there
 
 

@@ -16,8 +16,8 @@ from zmqdist import messages
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
-FOR_RUNTIMES = {"ActorResults", "DescribeWork", "Read", "ReadDone", "WorkDescribed"}
-"""Messages that no machine handles: relays, drain reports, and a line in the log."""
+FOR_RUNTIMES = {"ActorResults", "DescribeWork", "Observe", "Read", "ReadDone", "WorkDescribed"}
+"""Messages that no machine handles: relays, figures, drain reports, and a line in the log."""
 
 
 def generator(name: str) -> ModuleType:

@@ -57,10 +57,13 @@ BESIDE_MACHINES = {
     "zmqdist/scheduling/dispatcher": (
         "children",
         "demands",
+        "facts",
+        "facts_record",
         "membership_and_leases",
         "placement",
         "records",
         "resources",
+        "wait_reasons",
     ),
     "zmqdist/scheduling/shared": (
         "actors",

@@ -123,7 +123,7 @@ def test_healthy_server_identifies_itself(serve: Callable[..., ZmqServer]) -> No
 def status_gives(record: Any) -> list[Finding]:
     """Look at a dispatcher that gives this record as its status."""
     service = RpcService("dispatcher")
-    service.register("status", lambda: record, inline=True)
+    service.register("facts", lambda: record, inline=True)
     loop = Loop("zmqdist-test-dispatcher")
     router = Router(loop, server_security("127.0.0.1"), our_hello("server", 5, "a dispatcher"))
     address = router.bind("127.0.0.1:0")
@@ -156,7 +156,7 @@ def test_dispatcher_losses_are_warnings() -> None:
     record = {
         "losses_count": 1,
         "workers": [],
-        "slot_deaths": 2,
+        "slot_deaths_count": 2,
         "last_slot_death": last,
         "relayed": 3,
     }

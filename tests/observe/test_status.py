@@ -172,7 +172,7 @@ def test_record_of_real_dispatcher() -> None:
         DispatchServer(DispatcherConfig()) as server,
         Client.create("zmq", server.address) as client,
     ):
-        text = client.status_blocking()  # type: ignore[attr-defined]
+        text = client.facts_blocking()  # type: ignore[attr-defined]
     assert status.lines(text)[0].startswith(f"dispatcher at {server.address} (pid ")
 
 
@@ -200,7 +200,9 @@ def test_slot_deaths_and_relays_are_shown() -> None:
         worker(name="worker:1", slot_deaths=1),
         worker(name="worker:2", slot_deaths=0),
     ]
-    text = status.troubles(record(workers=workers, slot_deaths=4, last_slot_death=last, relayed=1))
+    text = status.troubles(
+        record(workers=workers, slot_deaths_count=4, last_slot_death=last, relayed=1)
+    )
     assert text == [
         (
             "4 slot processes died while running a function (worker:0 2, worker:1 1): the last 12 s "

@@ -190,7 +190,7 @@ def test_client_may_not_schedule(tmp_path: Path) -> None:
         assert (Path(folder) / name).exists()
     with zd.DispatchServer(DispatcherConfig(keys_dir=folder)) as dispatcher:
         client = Client.create("zmq", dispatcher.address, timeout_in_ms=20_000, keys_dir=folder)
-        assert client.status_blocking()["queued"] == 0
+        assert client.facts_blocking()["queued"] == 0
         with pytest.raises(errors.PermissionDeniedError):
             client.shutdown_blocking(0.0)
         client.close()

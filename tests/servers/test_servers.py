@@ -464,7 +464,7 @@ def test_drain_of_unknown_worker_lists_workers(
 
 def test_status_and_shutdown_by_rpc(dispatcher: zd.DispatchServer, ask: Callable[..., Any]) -> None:
     with zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker:
-        status = ask("status")
+        status = ask("facts")
         assert (status["address"], status["queued"]) == (dispatcher.address, 0)
         assert [row["name"] for row in status["workers"]] == ["worker:0"]
         assert ask("shutdown", 5.0) == 1

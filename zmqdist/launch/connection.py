@@ -98,7 +98,7 @@ class Cluster:
 
         Raises UnavailableError if the dispatcher does not answer.
         """
-        record: dict[str, Any] = self._dispatcher_client().call("status")
+        record: dict[str, Any] = self._dispatcher_client().call("facts")
         return record
 
     def scale(
@@ -303,7 +303,7 @@ class DispatcherClient:
         except errors.DeadlineExceededError:
             raise self._silent() from None
         # another zmqdist server, such as a task of a cluster, accepts the connection as well
-        if not hasattr(self._client, "status_blocking"):
+        if not hasattr(self._client, "facts_blocking"):
             self._client.close()
             problem = f"the server at {address} {IS_NO_DISPATCHER}: use the address that `zmqdist dispatcher` printed"
             raise errors.FailedPreconditionError(problem)
@@ -326,7 +326,7 @@ class DispatcherClient:
         starts, leaves = set(decision["starts"]), set(decision["leaves"])
         start_s = time.monotonic()
         while True:
-            scaling = self.call("status")["scaling"]
+            scaling = self.call("facts")["scaling"]
             failed = sorted(starts & set(scaling["failed"]))
             if failed:
                 return f"{', '.join(failed)} failed; the launcher shows why"

@@ -330,7 +330,7 @@ def troubles(status: Status) -> list[str]:
     """Return a line for each kind of failure in the record: crashed slots, relayed payloads,
     refused connections, dropped messages."""
     notes = []
-    if status.get("slot_deaths"):
+    if status.get("slot_deaths_count"):
         notes.append(slot_deaths(status))
     if status.get("relayed"):
         pieces = plural(status["relayed"], "piece")
@@ -363,7 +363,7 @@ def slot_deaths(status: Status) -> str:
         if row["slot_deaths"]
     ]
     here = f" ({', '.join(by_worker[:LOSSES_SHOWN_MAX])})" if by_worker else ""
-    died = plural(status["slot_deaths"], "slot process", "slot processes")
+    died = plural(status["slot_deaths_count"], "slot process", "slot processes")
     latest = f"the last {duration(last['ago_s'])} ago at {printable(last['name'])}, {how}"
     return f"{died} died while running a function{here}: {latest}"
 

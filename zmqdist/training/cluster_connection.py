@@ -136,7 +136,7 @@ class ClusterConnection:
     def _worker_states(self) -> list[errors.UnavailableError | None]:
         workers = self.workers
         try:
-            status = self._call_dispatcher("status")
+            status = self._call_dispatcher("facts")
         except errors.OpError as error:
             text = f"is in an unknown state, because the dispatcher at {self.target} does not answer: {error.message}"
             return [

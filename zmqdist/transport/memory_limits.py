@@ -66,6 +66,14 @@ def private_bytes(pid: int, proc: Path = _PROC) -> int:
     return sum(int(words[1]) * 1024 for words in sizes)
 
 
+def rss_bytes(pid: int, proc: Path = _PROC) -> int:
+    """Return the bytes of RAM that a process occupies, shared ones included; 0 if it has ended."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        pages = int((proc / str(pid) / "statm").read_bytes().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
 def available_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
     """Return the bytes that this process may still take before the kernel has to end a process;
     None if the system does not report it."""

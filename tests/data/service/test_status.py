@@ -40,7 +40,7 @@ def test_active_job_has_row_with_figures(cluster: TestCluster) -> None:
 
     def status() -> dict[str, object]:
         next(iterator)
-        return asked(cluster.dispatcher.address, "status")  # type: ignore[return-value]
+        return asked(cluster.dispatcher.address, "facts")  # type: ignore[return-value]
 
     assert not jobs({**status(), "data": {"jobs": [], "workers_enough": None}}).rows
     until(lambda: status()["data"]["jobs"][0]["elements_per_s"] > 0)  # type: ignore[index]
@@ -63,7 +63,7 @@ def test_positions_left_fall_to_zero(cluster: TestCluster, options: dict[str, An
     def row() -> dict[str, Any]:
         for _ in itertools.islice(iterator, 1000):
             pass
-        status: Any = asked(cluster.dispatcher.address, "status")
+        status: Any = asked(cluster.dispatcher.address, "facts")
         # without a row if all was taken
         return next(iter(status["data"]["jobs"]), {"positions_left": [0]})
 
@@ -78,7 +78,7 @@ def test_whole_job_has_no_positions_left(
 ) -> None:
     iterator = iter(cluster.distribute(Dataset.range(2**40), job_name="all"))
     next(iterator)
-    (row,) = jobs(asked(cluster.dispatcher.address, "status")).rows  # type: ignore[arg-type]
+    (row,) = jobs(asked(cluster.dispatcher.address, "facts")).rows  # type: ignore[arg-type]
     assert (row[1], row[-1]) == ("OFF", "")
     iterator.close()
 

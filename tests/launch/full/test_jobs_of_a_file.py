@@ -69,7 +69,7 @@ def test_drained_worker_never_restarts(launch: Launcher) -> None:
         from zmqdist.training.cluster_connection import connect
         connected = connect()
         connected.remove_worker(0, 0.0)
-        while connected._call_dispatcher("status")["workers"]:
+        while connected._call_dispatcher("facts")["workers"]:
             threading.Event().wait(0.02)
     """
     job = launch(program, file=WITH_PS)

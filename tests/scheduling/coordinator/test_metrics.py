@@ -146,7 +146,7 @@ def test_gauges_agree_with_cluster_status(processes: zd.local_cluster, tmp_path:
             with ZmqClient(
                 address, "", True, security=coordinator.credentials.client(address, "submit")
             ) as client:
-                record = client.status_blocking()
+                record = client.facts_blocking()
             rows = record["workers"]
             sums = SimpleNamespace(
                 workers=len(rows),

@@ -238,7 +238,7 @@ def test_joined_worker_is_no_dispatcher(
     with pytest.raises(
         errors.UnauthenticatedError, match="does not have the key that this side expects"
     ):
-        call(impostor.address, all_keys, "submit", "status")
+        call(impostor.address, all_keys, "submit", "facts")
 
 
 def test_joining_key_may_only_join(dispatcher: zd.DispatchServer, all_keys: str) -> None:
@@ -247,11 +247,11 @@ def test_joining_key_may_only_join(dispatcher: zd.DispatchServer, all_keys: str)
     ticket = decode_ticket(dispatcher.open_join("worker:0"))
     security = ClientSecurity(CURVE, "worker", key=keys.new_pair(), server_key=ticket.server_key)
     with ZmqClient(dispatcher.address, "stranger", security=security) as client:
-        pending = client.call("status", timeout_in_ms=1_000)
+        pending = client.call("facts", timeout_in_ms=1_000)
         with pytest.raises(errors.OpError):
             pending.get_value()
     assert until(lambda: dispatcher.snapshot() is not None)
-    status = call(dispatcher.address, all_keys, "client", "status")
+    status = call(dispatcher.address, all_keys, "client", "facts")
     assert status["dropped"]["not allowed"] >= 1
 
 
@@ -646,8 +646,8 @@ def test_killed_dispatcher_remembers_keys(
         errors.UnauthenticatedError, match=r"\(worker:1\) was revoked at the dispatcher"
     ):
         start(Place, str(tmp_path / "worker:1"), index=1)  # type: ignore[arg-type]
-    until(lambda: call(Place.address, all_keys, "admin", "status")["workers"])
-    assert [row["name"] for row in call(Place.address, all_keys, "admin", "status")["workers"]] == [
+    until(lambda: call(Place.address, all_keys, "admin", "facts")["workers"])
+    assert [row["name"] for row in call(Place.address, all_keys, "admin", "facts")["workers"]] == [
         "worker:0"
     ]
 

@@ -249,7 +249,7 @@ def _of_dispatcher(subject: str, client: ZmqClient, timeout_s: float) -> Iterato
     the ports of its workers."""
     try:
         record = internal_client.start(
-            client, "status", due=time.monotonic() + timeout_s
+            client, "facts", due=time.monotonic() + timeout_s
         ).get_value()
     except errors.OpError:  # the dispatcher is of another version, or too slow to reply in time
         return
@@ -259,7 +259,7 @@ def _of_dispatcher(subject: str, client: ZmqClient, timeout_s: float) -> Iterato
             f"{plural(lost, 'worker has', 'workers have')} been lost since it was started",
             "zmqdist status says which, when and why",
         )
-    if record.get("slot_deaths"):
+    if record.get("slot_deaths_count"):
         yield warning(
             subject,
             slot_deaths(record),

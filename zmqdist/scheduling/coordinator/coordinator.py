@@ -972,7 +972,7 @@ class ClusterCoordinator:
           UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not
             reply within 20 s.
         """
-        rows = self._runtime.call_dispatcher("status")["workers"]
+        rows = self._runtime.call_dispatcher("facts")["workers"]
         figures = {name: metrics.get_metric_summary(name) for name in metrics.names()}
         return {**figures, "workers": {row["name"]: row for row in rows}}
 

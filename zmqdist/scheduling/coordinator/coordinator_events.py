@@ -25,9 +25,11 @@ class Scheduled:
 
 @dataclass(frozen=True, slots=True)
 class FunctionsDefined:
-    """The program will schedule work with these functions, each given as (number, pickle)."""
+    """The program will schedule work with these functions, each given as (number, pickle), and
+    their names in the same order."""
 
     functions: list[tuple[int, bytes]]
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ def _inflight(runtime: CoordinatorRuntime) -> int:
     if not runtime.machine.registered or runtime.pid != os.getpid():
         return 0
     try:
-        rows = runtime.call_dispatcher("status", timeout_ms=GAUGE_MS)["coordinators"]
+        rows = runtime.call_dispatcher("facts", timeout_ms=GAUGE_MS)["coordinators"]
     except errors.OpError:  # the dispatcher is lost, and so are its queue and leases
         return 0
     out: int = sum(row["out"] for row in rows if row["coordinator"] == runtime.machine.coordinator)

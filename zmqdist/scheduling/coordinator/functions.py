@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zmqdist import clock as time
-from zmqdist.limits import FUNCTIONS_KEPT_MAX, INLINE_BYTES_MAX
+from zmqdist.limits import FUNCTION_NAME_CHARS_MAX, FUNCTIONS_KEPT_MAX, INLINE_BYTES_MAX
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.shared.references import MUTABLE
 from zmqdist.wire.functions import FunctionCache
@@ -53,6 +53,7 @@ class FunctionNumbers:
         """The functions whose pickle the store holds: reference -> (number, name, the store's
         number of the first part)."""
         self._defined: list[tuple[int, bytes]] = []
+        self._names: list[str] = []
         self._dropped: list[int] = []
         self._specs: dict[str, Any] = {}
         """The spec of each function's module, by module name. `importlib.reload` gives a module a
@@ -148,17 +149,19 @@ class FunctionNumbers:
         if metrics.enable_metrics:
             metrics.HISTOGRAMS["function_tracing"].add(self._took_s)
         number = next(self._numbers)
+        name = describe(fn)
         self._defined.append((number, blob))
-        return number, describe(fn)
+        self._names.append(name[:FUNCTION_NAME_CHARS_MAX])
+        return number, name
 
     def fresh(self) -> int:
         """Return a new number for a per-worker resource, different from the numbers of all
         functions."""
         return next(self._numbers)
 
-    def take(self) -> tuple[list[tuple[int, bytes]], list[int]]:
-        """Return the functions that were defined and the numbers that were dropped since `take` was
-        last called."""
-        changes = self._defined, self._dropped
-        self._defined, self._dropped = [], []
+    def take(self) -> tuple[list[tuple[int, bytes]], tuple[str, ...], list[int]]:
+        """Return the functions that were defined, their names, and the numbers that were dropped
+        since `take` was last called."""
+        changes = self._defined, tuple(self._names), self._dropped
+        self._defined, self._names, self._dropped = [], [], []
         return changes

@@ -264,6 +264,7 @@ class CoordinatorMachine:
         """A heap of the times at which work items time out or run again, with a serial number."""
         self._serial = count()
         self._functions: dict[int, bytes] = {}
+        self._function_names: dict[int, str] = {}
         self._uses: dict[int, int] = {}
         self._dropped: set[int] = set()
         self._to_forget: list[int] = []
@@ -362,8 +363,9 @@ class CoordinatorMachine:
                     self._end_attempt(work, attempt, VALUE, payload)
                 if not self.actors.received(number):
                     self._receipts.append((number, attempt))
-            case FunctionsDefined(functions):
+            case FunctionsDefined(functions, names):
                 self._functions.update(functions)
+                self._function_names.update(zip((fn for fn, _ in functions), names, strict=False))
                 self._define(functions)
             case FunctionsDropped(functions):
                 self._dropped.update(functions)
@@ -1147,7 +1149,8 @@ class CoordinatorMachine:
     def _define(self, functions: list[tuple[int, bytes]]) -> None:
         if self.registered:
             for part in split(functions):
-                self._send(Define(part))
+                names = self._function_names
+                self._send(Define(part, [names.get(fn, "") for fn, _ in part] if names else []))
 
     def _release_function(self, function: int) -> None:
         self._uses[function] -= 1
@@ -1163,6 +1166,7 @@ class CoordinatorMachine:
                 if function in self._dropped:
                     self._dropped.discard(function)
                     self._functions.pop(function, None)
+                    self._function_names.pop(function, None)
                     unused.append(function)
         if unused and self.registered:
             self._send(Forget(self.coordinator, unused))

@@ -604,9 +604,9 @@ class CoordinatorRuntime:
     def _drain(self) -> None:
         with self.lock:
             outbox, self.outbox = self.outbox, []
-            defined, dropped = self.functions.take()
+            defined, names, dropped = self.functions.take()
         if defined:
-            self._handle(FunctionsDefined(defined))
+            self._handle(FunctionsDefined(defined, names))
         start = 0
         for position, work in enumerate(outbox):
             if work.extra is None or not work.extra.inputs:

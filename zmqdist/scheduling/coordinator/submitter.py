@@ -374,7 +374,7 @@ def _hear_of_new_workers(runtime: CoordinatorRuntime) -> None:
     program that has just added some expects calls on these, too.
     """
     try:
-        rows = runtime.call_dispatcher("status", timeout_ms=round(NEWS_S * 1000))["workers"]
+        rows = runtime.call_dispatcher("facts", timeout_ms=round(NEWS_S * 1000))["workers"]
     except errors.OpError:  # the calls wait for the dispatcher, or fail, as others do
         return
     registered = {row["name"] for row in rows if row["state"] == "alive"}

@@ -43,6 +43,9 @@ from zmqdist.scheduling.shared.quantities import Grant, amounts_text
 ROWS_MAX = 32
 """The largest number of queues in a snapshot."""
 
+NO_WORKER_HAS = "no worker has so much"
+"""Why work waits that needs more of a resource than any worker has."""
+
 TOLD_WORKS_MAX = 8
 """The largest number of waiting items that a message names when no worker can run them."""
 
@@ -267,24 +270,23 @@ class Demands:
 
     def rows(self) -> tuple[DemandRow, ...]:
         """Return a row for each of the first ready queues."""
-        keepers = {keeper: worker for worker, keeper in self.stocks.kept.items()}
         return tuple(
             DemandRow(
-                amounts_text(queue.request) or "nothing",
-                queue.worker,
-                queue.count,
-                "no worker has so much"
-                if queue in self._unmet
-                else f"{keepers[queue]} is kept free for it"
-                if queue in keepers
-                else f"{queue.worker} is away"
-                if queue.worker and not self._is_here(queue.worker)
-                else "all is in use"
-                if queue.request
-                else f"{queue.near} has its inputs",
+                amounts_text(queue.request) or "nothing", queue.worker, queue.count, self.why(queue)
             )
             for queue in [*self.ready][:ROWS_MAX]
         )
+
+    def why(self, queue: SessionQueue) -> str:
+        """Return why the work of a queue waits."""
+        if queue in self._unmet:
+            return NO_WORKER_HAS
+        keeper = next((worker for worker, kept in self.stocks.kept.items() if kept is queue), "")
+        if keeper:
+            return f"{keeper} is kept free for it"
+        if queue.worker and not self._is_here(queue.worker):
+            return f"{queue.worker} is away"
+        return "all is in use" if queue.request else f"{queue.near} has its inputs"
 
     def _is_here(self, worker: str) -> bool:
         load = self._loads.get(worker)

@@ -126,11 +126,13 @@ from zmqdist.messages import (
     Submit,
     Unsatisfied,
     WatchActor,
+    WorkerFacts,
     Workers,
 )
 from zmqdist.scheduling.dispatcher.actors_machine import ActorDirectory, ActorRow
 from zmqdist.scheduling.dispatcher.children import FENCED, HeldEnd, Nesting, kept_above
 from zmqdist.scheduling.dispatcher.demands import DemandRow
+from zmqdist.scheduling.dispatcher.facts import Facts
 from zmqdist.scheduling.dispatcher.membership_and_leases import (
     Member,
     MemberLost,
@@ -183,6 +185,8 @@ class Dispatch:
       placement, sessions: the waiting work, and the sessions of registered coordinators by
         connection.
       loads: the load of each member; members that are away are included, lost members are not.
+      facts: what is shown of the inside.
+      done: the number of leases that have ended with an outcome.
       slot_deaths, last_slot_death: the number of slot processes that have crashed; the last crash
         as (worker, exit code, when).
     """
@@ -208,6 +212,8 @@ class Dispatch:
         that had detached work and is away."""
         self.loads: dict[Member, WorkerLoad] = {}
         self.nesting = Nesting()
+        self.facts = Facts()
+        self.done = 0
         self.slot_deaths = 0
         self.last_slot_death: tuple[str, int | None, float] | None = None
 
@@ -327,6 +333,9 @@ class Dispatch:
             if self.nesting.waits_for_itself(session, request, message.worker, loads):
                 works = [(item[0], item[1]) for item in message.items]
                 return [Send(session.peer, Unsatisfied(works, kept_above(request), final=True))]
+        totals = self.facts.totals
+        totals.submitted += len(message.items)
+        totals.retried += sum(item[1] >= 1 << SUBMISSION_SHIFT for item in message.items)
         self.placement.enqueue(
             session,
             message.worker,
@@ -348,6 +357,7 @@ class Dispatch:
                 (item[0], item[1], CANCELLED, b"")
                 for item in self.placement.take_out(part, submissions)
             ]
+        self.facts.totals.cancelled += len(results)
         effects = [Send(session.peer, Results(part)) for part in split(results)]
         # P17: such work must not be aborted, so it is only requested back.
         if message.unless_begun:
@@ -497,6 +507,7 @@ class Dispatch:
     def lost(self, loss: MemberLost, now: float) -> list[Send]:
         member, exit_code, log, settled = loss.member, loss.exit_code, loss.log, loss.settled
         load = self.loads.pop(member)
+        self.facts.lost(member)
         self.placement.remove_worker(load, now)
         leases = list(load.leases.values())
         # P5: a worker whose process may still run stops its functions when its lease expires.
@@ -516,7 +527,7 @@ class Dispatch:
             Members([], [(member.name, member.incarnation, loss.reason)])
         )
         effects += self._lose_starts(
-            [(lease, exit_code, log) for lease in started_leases], member.name
+            [(lease, exit_code, log) for lease in started_leases], member, now
         )
         effects += self._give_back(waiting, report_before_start=True)
         effects += self._give_back(list(load.held.values()))
@@ -526,6 +537,8 @@ class Dispatch:
 
     def take_outcomes(self, member: Member, done: Done, now: float) -> list[Send]:
         load = self.loads[member]
+        if self.facts.is_observed(now):
+            self.facts.note_ended(load.leases, done.outcomes)
         start_reports = self.note_starts(member, done.started) if done.started else []
         nested = self.nesting.children
         by_session: dict[CoordinatorSession, list[Result]] = {}
@@ -554,6 +567,7 @@ class Dispatch:
                 present, results = session, by_session.setdefault(session, [])
             session.outstanding -= 1
             if lease.state is not assigned and lease.state in OUTCOME_IGNORED:
+                self.facts.totals.cancelled += 1
                 if kind == BULK:
                     unwanted.append(number)
                 kind, payload = CANCELLED, b""
@@ -568,6 +582,7 @@ class Dispatch:
             results.append((work, attempt, kind, payload))
         outcome_count = before - len(leases)
         load.done_count += outcome_count
+        self.done += outcome_count
         load.window.note_returned(
             outcome_count, done.busy_us / 1e6, done.trip_us / 1e6, now, idle=not load.leases
         )
@@ -624,10 +639,11 @@ class Dispatch:
             self.last_slot_death = member.name, exit_code, now
             load.strays.discard(number)
             lease = load.pop(number)
+            self.facts.note_slot_death(member, number, lease, exit_code, log, now)
             if lease is not None:
                 charged.append((lease, exit_code, log))
         self.placement.reindex(load)
-        return self._lose_starts(charged, member.name) + self.settle(now)
+        return self._lose_starts(charged, member, now) + self.settle(now)
 
     def assign(self, now: float) -> list[Send]:
         """Hand out waiting work, and report progress to coordinators whose queue was full. The
@@ -685,8 +701,13 @@ class Dispatch:
         result = (lease.work, lease.attempt, kind, payload)
         return [] if session.closed else [Send(session.peer, Results([result]))]
 
-    def _lose_starts(self, lost: list[tuple[Lease, int | None, str]], worker: str) -> list[Send]:
+    def _lose_starts(
+        self, lost: list[tuple[Lease, int | None, str]], member: Member, now: float
+    ) -> list[Send]:
         """Charge lost starts, those of functions with children once these have ended."""
+        for lease, _, _ in lost:
+            self.facts.note_lost_start(lease, member, self.attempts_max, now)
+        worker = member.name
         if not self.nesting.children:
             return self._charge_lost_starts(lost, worker)
         effects: list[Send] = []
@@ -816,6 +837,10 @@ class Dispatch:
             effects.append(Send(session.peer, RoundEnded(session.closed_round)))
             del self._ending_sessions[session]
         return effects
+
+    def is_ending(self, session: CoordinatorSession) -> bool:
+        """Return whether the end of a round of the session waits for functions that run."""
+        return session in self._ending_sessions
 
     def _has_stale_leases(self, session: CoordinatorSession) -> bool:
         return any(
@@ -1118,6 +1143,12 @@ class Broker:
             return None
         return self.membership.leave(member, grace_s) + self.dispatch.assign(now)
 
+    def observe(self, now: float) -> list[Send]:
+        """Have the workers report each run for a while. Return the messages to send."""
+        members = self.membership.members.values()
+        peers = [member.peer for member in members if member.peer is not None]
+        return self.dispatch.facts.observe(peers, now)
+
     def holdings(self, job: str, index: int) -> WorkerHoldings:
         """Return the numbers of this worker's kept values and work items. Raises KeyError if the
         worker is not registered."""
@@ -1218,6 +1249,10 @@ class Broker:
                 return self.dispatch.slots_lost(member, message, now)
             case SlotsWaiting():
                 return self.dispatch.slots_waiting(member, message)
+            case WorkerFacts():
+                load = self.dispatch.loads[member]
+                self.dispatch.facts.take(member, message, load.leases, now)
+                return []
             case Beat():
                 return [Send(peer, message)]
             case Register() | Leave() | Goodbye():
@@ -1232,8 +1267,9 @@ class Broker:
         match message:
             case Submit():
                 return self.dispatch.submit(session, message, now)
-            case Define(functions):
+            case Define(functions, names):
                 session.functions.update(functions)
+                self.dispatch.facts.define(session.coordinator, functions, names)
                 return []
             case Forget(_, functions, everywhere):
                 return self.dispatch.forget(session, functions, everywhere=everywhere)

@@ -35,7 +35,7 @@ from typing import Protocol, TypeAlias
 
 from zmqdist import errors
 from zmqdist.events import Heard, Peer, PeerExpelled, PeerGone, ProcessExited, Send, Ticked
-from zmqdist.limits import WORKERS_MAX
+from zmqdist.limits import TRACEBACK_CHARS_MAX, WORKERS_MAX
 from zmqdist.messages import SAID_GOODBYE, Goodbye, Leave, Refused, Register, Registered
 from zmqdist.scheduling.shared.quantities import Quantities
 from zmqdist.scheduling.shared.registrations import worker_problem
@@ -127,12 +127,13 @@ class MemberWork(Protocol):
 @dataclass(slots=True)
 class LossRecord:
     """One lost worker in the history that `zmqdist status` shows. `at` is the time of the loss by
-    the machine's clock."""
+    the machine's clock, `log` has the last lines of its output if its parent has reported them."""
 
     name: str
     reason: str
     exit_code: int | None
     at: float
+    log: str = ""
 
 
 @dataclass(slots=True)
@@ -366,6 +367,7 @@ class Membership:
         for record in reversed(self.losses):
             if record.name == name and record.exit_code is None:
                 record.exit_code = event.exit_code
+                record.log = event.log[-TRACEBACK_CHARS_MAX:]
                 return
 
     def _expire(self, now: float) -> list[Send]:
@@ -405,7 +407,9 @@ class Membership:
         # A worker that stopped in good order is no loss.
         if reason != SAID_GOODBYE:
             self.losses_count += 1
-            self.losses.append(LossRecord(member.name, reason, exit_code, now))
+            self.losses.append(
+                LossRecord(member.name, reason, exit_code, now, log[-TRACEBACK_CHARS_MAX:])
+            )
             del self.losses[:-LOSSES_KEPT]
         loss = MemberLost(member, reason, exit_code, log, settled)
         self.changes.append(loss)

@@ -15,9 +15,9 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import socket
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any, Generic, Protocol, TypeVar
 
 from zmqdist import clock as time
@@ -53,9 +53,11 @@ from zmqdist.messages import (
     Submit,
     WatchActor,
     WorkDescribed,
+    WorkerFacts,
 )
 from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.scheduling.dispatcher.drain_report import DrainReport, DrainReporter, not_registered
+from zmqdist.scheduling.dispatcher.facts_record import FactsRecord
 from zmqdist.scheduling.dispatcher.key_service import KeyService
 from zmqdist.scheduling.dispatcher.machine import Broker
 from zmqdist.scheduling.dispatcher.machine import Event as BrokerEvent
@@ -66,10 +68,10 @@ from zmqdist.scheduling.shared.parts import DispatcherPart
 from zmqdist.scheduling.shared.store import RELAY
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
-from zmqdist.transport.memory_limits import TRIM_WORTH_ITEMS, trim_heap
+from zmqdist.transport.memory_limits import TRIM_WORTH_ITEMS, rss_bytes, trim_heap
 from zmqdist.transport.own_address import bindable
 from zmqdist.transport.process_ends import watch_process_end
-from zmqdist.transport.router import Peer, Router
+from zmqdist.transport.router import NAME_CHARS_MAX, Peer, Router
 from zmqdist.wire.hello import host_identity, our_hello, pickles_differ
 
 P = TypeVar("P", bound=DispatcherPart)
@@ -89,6 +91,7 @@ FROM_WORKERS = (
     Leave,
     ActorReady,
     ActorExited,
+    WorkerFacts,
 )
 FROM_COORDINATORS = (
     RegisterCoordinator,
@@ -146,6 +149,8 @@ class DispatcherRuntime(Generic[P]):
             first_actor=int(time.time()) << 20,
             silent_until=silent_until,
         )
+        self._record = FactsRecord(self.broker)
+        self._began_at = time.monotonic()
         self.scaler: Scaler | None = None
         self.gone: dict[str, str] = {}
         """Why tasks other than workers do not start again, by their names."""
@@ -339,7 +344,7 @@ class DispatcherRuntime(Generic[P]):
 
     def _service(self) -> RpcService:
         service = RpcService("dispatcher")
-        service.register("status", self._status, inline=True)
+        service.register("facts", self._facts, inline=True)
         service.register("shutdown", self.shutdown, inline=True, roles=frozenset({"submit"}))
         service.register("scale", self._scale, roles=frozenset({"submit"}))
         service.register_later("drain", self._drain_reported, roles=frozenset({"submit"}))
@@ -347,31 +352,26 @@ class DispatcherRuntime(Generic[P]):
         service.register("gone", lambda: dict(self.gone), inline=True, roles=frozenset({"submit"}))
         return service
 
-    def _status(self) -> dict[str, Any]:
+    def _facts(self, since: int = 0, timeline: bool = False) -> dict[str, Any]:
         now = self.loop.now()
-        snapshot = self.broker.snapshot()
-        last = snapshot.last_slot_death
-        return {
+        if timeline:
+            self._perform(self.broker.observe(now))
+        unix_s = time.time()
+        record = self._record.make(since, timeline=timeline, now=now, to_unix_s=unix_s - now)
+        programs = {
+            session.coordinator: session.peer for session in self.broker.dispatch.sessions.values()
+        }
+        for row in record["coordinators"]:
+            row |= _program(programs[row["coordinator"]])
+        return record | {
+            "at": unix_s,
+            "uptime_s": now - self._began_at,
             "address": self.address,
             "pid": os.getpid(),
-            "queued": snapshot.queued,
-            "workers": [
-                {**_row(row), "idle_s": now - row.heard_at, "age_s": now - row.joined_at}
-                for row in snapshot.workers
-            ],
+            "host": socket.gethostname(),
+            "rss_bytes": rss_bytes(os.getpid()),
             "scaling": None if self.scaler is None else self.scaler.figures(),
-            "coordinators": [_row(row) for row in snapshot.coordinators],
-            "actors": [_row(row) for row in snapshot.actors],
-            "demands": [_row(row) for row in snapshot.demands],
             "data": self.part.status(),
-            "losses_count": snapshot.losses_count,
-            "losses": [
-                {"name": name, "reason": reason, "exit_code": code, "ago_s": now - at}
-                for name, reason, code, at in snapshot.losses
-            ],
-            "slot_deaths": snapshot.slot_deaths,
-            "last_slot_death": last
-            and {"name": last[0], "exit_code": last[1], "ago_s": now - last[2]},
             "relayed": self._relay.pieces,
             "dropped": dict(self._router.dropped),
             "refused_handshakes": self._router.refused_handshakes,
@@ -444,10 +444,11 @@ class DispatcherRuntime(Generic[P]):
         self.handle(ProcessExited(pid=pid, exit_code=exit_code, log=log, job=job, index=index))
 
 
-def _row(row: Any) -> dict[str, Any]:
-    """Return a row of a snapshot as a dict, without the fields that are times of this process's
-    monotonic clock."""
-    return {key: value for key, value in asdict(row).items() if not key.endswith("_at")}
+def _program(peer: Any) -> dict[str, Any]:
+    """Return the name, host and pid of a program, which its hello has as "coordinator host:pid"."""
+    name = "" if peer.hello is None else peer.hello.name[:NAME_CHARS_MAX]
+    host, _, pid = name.rpartition(" ")[2].rpartition(":")
+    return {"name": name, "host": host, "pid": int(pid) if pid.isdecimal() else 0}
 
 
 NO_LAUNCHER = (
@@ -471,7 +472,7 @@ class Scaler(Protocol):
         """
 
     def figures(self) -> dict[str, Any]:
-        """Return the wanted size and its bounds, for the RPC method `status`. Does not wait."""
+        """Return the wanted size and its bounds, for the RPC method `facts`. Does not wait."""
 
     def close(self) -> None:
         """Tell the launcher to start and end no more workers, because the cluster shuts down. Does

@@ -1,0 +1,30 @@
+"""A sentence for each reason why work waits, as the rows `waiting` of the facts name it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+REASONS: Final[Mapping[str, str]] = {
+    "no_worker": "no worker can take work",
+    "all_busy": "every worker is busy, and has as much work ahead as it may",
+    "window": "handed out; their workers run other functions first",
+    "away": "handed out to a worker that is away",
+    "pinned": "waits for one worker",
+    "resources": "waits for resources",
+    "inputs_elsewhere": "waits for a worker on the host that has the inputs",
+    "input": "waits for results of other functions",
+    "nested_bound": "so many functions wait for others that only deeper work may begin",
+    "ending_round": "an error has ended the round; functions that run are being ended",
+}
+"""The sentences by reason."""
+
+
+def sentence(row: Mapping[str, Any]) -> str:
+    """Return why the work of a row waits, with its detail.
+
+    >>> sentence({"reason": "pinned", "detail": "worker:3, which is away"})
+    'waits for one worker: worker:3, which is away'
+    """
+    text = REASONS.get(row["reason"], str(row["reason"]))
+    return f"{text}: {row['detail']}" if row["detail"] else text
