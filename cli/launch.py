@@ -50,6 +50,11 @@ Slurm's job runs it with the Python of this process.
 @click.option(
     "--render", is_flag=True, help="Print manifests for kubectl (Kubernetes); start nothing."
 )
+@click.option(
+    "--dashboard",
+    is_flag=True,
+    help="Serve a page about the cluster on this host, and print the link.",
+)
 @grace_option(
     "Time for the program to end after Ctrl-C or SIGTERM, and for the jobs to end after the "
     "program."
@@ -65,6 +70,7 @@ def launch(
     detach: bool,
     job: int | None,
     render: bool,
+    dashboard: bool,
     grace_s: float,
 ) -> None:
     """Start all jobs of the cluster file CONFIG and run its program, with ARGS added to its command
@@ -97,7 +103,8 @@ def launch(
     try:
         in_job = os.environ.get("SLURM_JOB_ID")
         if loaded.launcher == "slurm" and in_job is None:
-            code = _submit(loaded, os.path.abspath(config), arguments, detach, grace_s)
+            options = ["--grace", str(grace_s), *(["--dashboard"] if dashboard else [])]
+            code = _submit(loaded, os.path.abspath(config), arguments, detach, grace_s, options)
         elif detach:
             why = (
                 f"this process runs in job {in_job} already"
@@ -108,7 +115,7 @@ def launch(
                 f"--detach submits a job of Slurm without following it, but {why}"
             )
         else:
-            code = run(loaded, list(arguments), say=_say, grace_s=grace_s)
+            code = run(loaded, list(arguments), say=_say, grace_s=grace_s, dashboard=dashboard)
     except NotFoundError as error:  # a program or a path that the file names is missing
         click.echo(f"zmqdist launch: {config}: {error}", err=True)
         context.exit(int(ExitCode.CONFIG))
@@ -116,10 +123,15 @@ def launch(
 
 
 def _submit(
-    cluster: ClusterConfig, config: str, arguments: tuple[str, ...], detach: bool, grace_s: float
+    cluster: ClusterConfig,
+    config: str,
+    arguments: tuple[str, ...],
+    detach: bool,
+    grace_s: float,
+    options: list[str],
 ) -> int:
-    """Submit a job of Slurm that runs this command again, and follow the job unless `detach` is
-    True. Return the exit code."""
+    """Submit a job of Slurm that runs this command again with `options`, and follow the job unless
+    `detach` is True. Return the exit code."""
     from zmqdist.launch.launcher import Launch
     from zmqdist.launch.slurm_job import following, submit
 
@@ -133,8 +145,7 @@ def _submit(
         config,
         "--on",
         "slurm",
-        "--grace",
-        str(grace_s),
+        *options,
         "--",
     ]
     with following(_say) as follower:

@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "server": ("roles", "Run one task of a cluster in the foreground."),
     "status": ("status", "Show the workers, queues and lost workers of a dispatcher, once."),
     "top": ("status", "Show the workers, queues and lost workers of a dispatcher, live."),
+    "dashboard": ("dashboard", "Show a running cluster in the browser."),
     "methods": ("call", "List the methods of a server."),
     "call": ("call", "Call a method of a server."),
     "validate": ("validate", "Check a cluster file."),

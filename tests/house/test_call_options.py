@@ -69,6 +69,7 @@ def test_shown_signatures_are_those_of_functions() -> None:
         "resources",
         "memory_max_gb",
         "actors_max",
+        "dashboard",
         "options",
     ]
     assert next(iter(inspect.signature(DispatcherConfig).parameters)) == "port"

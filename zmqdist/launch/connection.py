@@ -11,6 +11,7 @@ import os
 import shlex
 import socket
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from zmqdist import clock as time
@@ -20,7 +21,10 @@ from zmqdist.field_types import check_options, checked, checks_options, safe_rep
 from zmqdist.limits import CONNECT_S
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from zmqdist.cluster.config import ClusterConfig
+    from zmqdist.observe.dashboard.server import Dashboard
     from zmqdist.rpc.client import ZmqClient
     from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
     from zmqdist.transport.credentials import Credentials
@@ -73,6 +77,7 @@ class Cluster:
         self.config = config
         self._client: DispatcherClient | None = None
         self._disconnected = False
+        self._dashboard: Dashboard | None = None
         self._client_lock = threading.Lock()
 
     @property
@@ -88,6 +93,12 @@ class Cluster:
         return int(
             len(record["workers"]) if record["scaling"] is None else record["scaling"]["wanted"]
         )
+
+    @property
+    def dashboard_url(self) -> str | None:
+        """A link that opens the dashboard of this cluster once: each use of this property makes a
+        new one. None if this process serves no dashboard: see `zmqdist dashboard`."""
+        return None if self._dashboard is None else self._dashboard.url
 
     def status(self) -> dict[str, Any]:
         """Return what `zmqdist status --json` prints: workers, queues, losses, data service.
@@ -365,6 +376,17 @@ class DispatcherClient:
             f"no dispatcher answered at {self.address} within {self._timeout_s:g} s: is it "
             f"running, and is this its address?",
         )
+
+
+def serve_dashboard(
+    address: str, credentials: Credentials, say: Callable[[str], object], stack: ExitStack
+) -> Dashboard:
+    """Start a dashboard of the dispatcher at "host:port", which `stack` ends, and say its link."""
+    from zmqdist.observe.dashboard.server import Dashboard
+
+    client = DispatcherClient(address, credentials, "client", CONNECT_S)
+    dispatcher = stack.enter_context(client)
+    return stack.enter_context(Dashboard(dispatcher.call, say=say))
 
 
 def check_count(name: str, count: int) -> None:

@@ -58,6 +58,7 @@ from zmqdist.launch.children import (
     ending_signals,
 )
 from zmqdist.launch.code_bundle import CodeBundle, bundle_of, check_paths
+from zmqdist.launch.connection import serve_dashboard
 from zmqdist.launch.elastic_workers import ElasticWorkers, scaling_problem
 from zmqdist.launch.elasticity_machine import Elasticity, SizeBounds
 from zmqdist.launch.folders import RunFolder
@@ -95,6 +96,7 @@ class Launch:
       say: a function that is called with each line that a worker, ps or evaluator prints, after a
         prefix with the name of the role, and with a line when such a process ends.
       grace_s: seconds that the program and the tasks may take to stop before they are killed.
+      dashboard: whether to serve the dashboard on this host, and to say its link.
 
     Raises:
       OpError: `run` raises it if `check` refuses the file, a host cannot run roles, the dispatcher
@@ -102,7 +104,12 @@ class Launch:
     """
 
     def __init__(
-        self, config: ClusterConfig, arguments: Sequence[str], say: Say, grace_s: float = GRACE_S
+        self,
+        config: ClusterConfig,
+        arguments: Sequence[str],
+        say: Say,
+        grace_s: float = GRACE_S,
+        dashboard: bool = False,
     ) -> None:
         worker = config.jobs.worker or WorkerJob(count=1)
         self._config = msgspec.structs.replace(
@@ -113,6 +120,7 @@ class Launch:
         self._command = [*_with_this_python(config.command), *arguments]
         self._say = say
         self._grace_s = grace_s
+        self._dashboard = dashboard
         self._program_over = False
         self._signals: list[int] = []
         self._shares_terminal = False
@@ -171,6 +179,8 @@ class Launch:
 
             dispatcher = DispatchServer(self._dispatcher_config(credentials))
             self._dispatcher = stack.enter_context(dispatcher)
+            if self._dashboard:
+                serve_dashboard(self._dispatcher.address, credentials, self._say, stack)
             self._reserve(stack)
             cluster = self._write_config(folder / "cluster.yaml", credentials)
             self._variables = {**credentials.variables(), CONFIG_ENV: str(folder / "cluster.yaml")}
@@ -231,6 +241,10 @@ class Launch:
         if self._config.launcher != "slurm":  # outside of a job the hosts of Slurm are not known
             agent_hosts(self._config)
         self._dispatcher_config(Credentials())
+        if self._dashboard:
+            from zmqdist.observe.dashboard.server import check_installed
+
+            check_installed()
         folder = self._config.security.keys
         if folder is not None:
             keys.load_server_public(folder)
@@ -630,8 +644,9 @@ def launch(
     *,
     say: Say = _print,
     grace_s: float = GRACE_S,
+    dashboard: bool = False,
 ) -> int:
     """Run a cluster file, and return the program's exit code. The arguments are those of
     `Launch`.
     """
-    return Launch(config, arguments, say, grace_s).run()
+    return Launch(config, arguments, say, grace_s, dashboard).run()

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
@@ -28,7 +29,7 @@ from zmqdist.clock import duration
 from zmqdist.field_types import check_type, checked, checks_options, safe_repr
 from zmqdist.files import fill_standard_streams
 from zmqdist.launch.children import Child, Children, check_descriptors
-from zmqdist.launch.connection import Cluster, check_count
+from zmqdist.launch.connection import Cluster, check_count, serve_dashboard
 from zmqdist.launch.folders import RunFolder
 from zmqdist.launch.ports import Reserved, bound_socket
 from zmqdist.launch.roles import TaskConfig
@@ -71,6 +72,8 @@ class local_cluster(Cluster):
         process, so that scripts and notebooks need no `__main__` guard. If False, they are threads
         of this process, which start faster. Use threads for examples and debugging.
       actors_max: the number of actors that each worker may have, if workers are processes.
+      dashboard: if True, serve the dashboard on this host, and write its link to standard error.
+        `dashboard_url` is a new link.
       options: fields of DispatcherConfig, such as `attempts_max` or `lease_s`, except `token_file`,
         `keys_dir` and `insecure`.
 
@@ -123,12 +126,18 @@ class local_cluster(Cluster):
         resources: Mapping[str, float | str] | None = None,
         memory_max_gb: float | None = None,
         actors_max: int = limits.WORKER_ACTORS_MAX,
+        dashboard: bool = False,
         **options: Any,
     ) -> None:
         check_count("workers", workers)
         check_count("ps", ps)
         check_type("slots", slots, int, "a whole number")
         check_type("processes", processes, bool, "True or False")
+        check_type("dashboard", dashboard, bool, "True or False")
+        if dashboard:
+            from zmqdist.observe.dashboard.server import check_installed
+
+            check_installed()
         # The config is made before a process is started, because its constructor raises if an
         # option is wrong.
         config = DispatcherConfig(**options)
@@ -170,6 +179,7 @@ class local_cluster(Cluster):
         """The runtimes of coordinators of this cluster. `close` ends their work, which would wait
         for another dispatcher otherwise."""
         self._dispatcher: DispatchServer | None = None
+        self._dashboard_end = contextlib.ExitStack()
         self._pid = os.getpid()
         own_clusters[self._address] = self.credentials
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
@@ -187,6 +197,10 @@ class local_cluster(Cluster):
 
             config = dataclasses.replace(config, token_file=self.credentials.token_file)
             self._dispatcher = DispatchServer(config, listener=self._listener.detach())
+            if dashboard:
+                self._dashboard = serve_dashboard(
+                    self._address, self.credentials, _write, self._dashboard_end
+                )
             if processes:
                 self._wait_for(self._start_processes(workers, range(ps)))
             else:
@@ -430,6 +444,7 @@ class local_cluster(Cluster):
                 steps.callback(self._children.close, STOP_GRACE_S)
             for server in self._threads:
                 steps.callback(server.stop, 0.0)
+            steps.callback(self._dashboard_end.close)
             steps.callback(super().close)
             for runtime in list(self._coordinators):
                 steps.callback(runtime.give_up)
@@ -522,6 +537,11 @@ def _exited(reference: weakref.ref[local_cluster], child: Child) -> None:
         from zmqdist.servers.dispatch_server import report_exit
 
         report_exit(cluster._dispatcher, job, int(index), child.pid, child.exit_code, child.tail)
+
+
+def _write(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # standard error was closed
+        print(line, file=sys.stderr, flush=True)
 
 
 def _close_at_exit(reference: weakref.ref[local_cluster]) -> None:

@@ -1,0 +1,1 @@
+"""The dashboard: a read-only page in the browser that shows the facts of a cluster."""
