@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from zmqdist.launch.connection import connect
     from zmqdist.launch.executor import Executor
     from zmqdist.launch.local_cluster import local_cluster
+    from zmqdist.observe.progress import progress
     from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
     from zmqdist.scheduling.coordinator.options import Retries
     from zmqdist.scheduling.coordinator.primitives import Event, Lock, Queue, Semaphore
@@ -99,6 +100,7 @@ _WHERE = {
     "freeze": "zmqdist.transport.arrays",
     "function": "zmqdist.specs",
     "local_cluster": "zmqdist.launch.local_cluster",
+    "progress": "zmqdist.observe.progress",
 }
 _MODULES = (
     "checkpoint",
@@ -159,6 +161,7 @@ __all__ = [
     "optimizers",
     "parameter_server",
     "partitioners",
+    "progress",
     "random",
     "resolvers",
     "rpc",

@@ -48,6 +48,7 @@ PINNED: dict[str, frozenset[str]] = {
             "optimizers",
             "parameter_server",
             "partitioners",
+            "progress",
             "random",
             "resolvers",
             "rpc",

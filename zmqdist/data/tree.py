@@ -27,6 +27,7 @@ from zmqdist.data.ops.base import Op
 from zmqdist.data.options import Options
 from zmqdist.data.structure import UNKNOWN_SPEC, NoElements, read_only
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
+from zmqdist.html_repr import HtmlRows, html_repr
 
 T = TypeVar("T", bound="Tree")
 
@@ -52,6 +53,10 @@ class Tree:
     def __repr__(self) -> str:
         spec = self.known_spec
         return f"<{type(self).__name__} {self.op.one_line()}, element_spec={spec!r}>"
+
+    @html_repr
+    def _repr_html_(self) -> HtmlRows:
+        return [("", line.replace("  ", "\u2007\u2007")) for line in self.explain().splitlines()]
 
     # -- iterating --
 

@@ -18,6 +18,7 @@ from zmqdist import clock as time
 from zmqdist import errors, limits
 from zmqdist.clock import duration
 from zmqdist.field_types import check_options, checked, checks_options, safe_repr
+from zmqdist.html_repr import HtmlRows, html_repr
 from zmqdist.limits import CONNECT_S
 
 if TYPE_CHECKING:
@@ -189,6 +190,12 @@ class Cluster:
     @safe_repr
     def __repr__(self) -> str:
         return f"at {self.target}{', closed' if self._disconnected else ''}"
+
+    @html_repr
+    def _repr_html_(self) -> HtmlRows:
+        yield "dispatcher", self.target
+        yield "state", "closed" if self._disconnected else None
+        yield "dashboard", getattr(self, "dashboard_url", None)
 
     def _dispatcher_client(self, timeout_s: float = CONNECT_S) -> DispatcherClient:
         with self._client_lock:

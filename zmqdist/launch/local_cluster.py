@@ -28,6 +28,7 @@ from zmqdist.blas_threads import thread_variables
 from zmqdist.clock import duration
 from zmqdist.field_types import check_type, checked, checks_options, safe_repr
 from zmqdist.files import fill_standard_streams
+from zmqdist.html_repr import HtmlRows, html_repr
 from zmqdist.launch.children import Child, Children, check_descriptors
 from zmqdist.launch.connection import Cluster, check_count, serve_dashboard
 from zmqdist.launch.folders import RunFolder
@@ -332,6 +333,17 @@ class local_cluster(Cluster):
         if self._closed.locked():
             return "closed"
         return f"at {self.target}, workers={self._workers}, ps={len(self.ps)}"
+
+    @html_repr
+    def _repr_html_(self) -> HtmlRows:
+        if self._closed.locked():
+            return [("state", "closed")]
+        return [
+            ("dispatcher", self.target),
+            ("workers", self._workers),
+            ("parameter servers", len(self.ps) or None),
+            ("dashboard", getattr(self, "dashboard_url", None)),
+        ]
 
     def _check_open(self) -> None:
         if self._closed.locked():

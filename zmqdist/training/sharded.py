@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from zmqdist.errors import InvalidArgumentError, UnimplementedError
 from zmqdist.field_types import checked
 from zmqdist.futures import Future, Gathered
+from zmqdist.html_repr import HtmlRows, html_repr
 from zmqdist.specs import IndexedSlices
 from zmqdist.training import embedding
 from zmqdist.training.arithmetic import ArrayLike
@@ -111,6 +112,15 @@ class ShardedVariable(ArrayLike):
     def __repr__(self) -> str:
         shards = ", ".join(str(shard.shape[0]) for shard in self._variables)
         return f"<ShardedVariable {self.name!r} shape={self.shape} dtype={self.dtype} in shards of {shards} rows>"
+
+    @html_repr
+    def _repr_html_(self) -> HtmlRows:
+        yield "name", self.name
+        yield "shape", self.shape
+        yield "dtype", self.dtype
+        for index, shard in enumerate(self._variables):
+            where = getattr(shard, "task", None) or "this process"
+            yield f"shard {index}", f"{shard.shape[0]:,} rows on {where}"
 
     # -- shards
 

@@ -30,6 +30,7 @@ from zmqdist.clock import duration
 from zmqdist.cluster.devices import device_of
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.field_types import checked, checks_options, safe_repr
+from zmqdist.html_repr import HtmlRows, html_repr
 from zmqdist.limits import CONNECT_TIMEOUT_S
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 from zmqdist.training import (
@@ -390,6 +391,14 @@ class ParameterServerStrategy(OnWorkers):
     @safe_repr
     def __repr__(self) -> str:
         return f"of {self.cluster.target}, workers={len(self.cluster.workers)}, ps={len(self.cluster.ps)}"
+
+    @html_repr
+    def _repr_html_(self) -> HtmlRows:
+        return [
+            ("dispatcher", self.cluster.target),
+            ("workers", ", ".join(map(str, self.cluster.workers))),
+            ("parameter servers", ", ".join(map(str, self.cluster.ps))),
+        ]
 
     def close(self, shutdown_cluster: bool = False) -> None:
         """Close the coordinator, drop the variables, and release the cluster, so that another

@@ -31,6 +31,7 @@ where the strategy places variables (strategy.py, shard_placement.py).
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Callable
@@ -45,6 +46,7 @@ from zmqdist import task_context
 from zmqdist.cluster.devices import Device, device_of
 from zmqdist.field_types import checked, converted, safe_repr
 from zmqdist.futures import Future, ReadyValue, Then
+from zmqdist.html_repr import HtmlRows, html_repr
 from zmqdist.specs import IndexedSlices
 from zmqdist.training import read_cache
 from zmqdist.training.aggregation import VariableAggregation, VariableSynchronization, member
@@ -408,6 +410,17 @@ class Variable(ArrayLike):
     def __repr__(self) -> str:
         """Describe the variable without sending a message to its server."""
         return f"{self.name!r} shape={self.shape} dtype={self.dtype.name} on {self.task or 'this process'}"
+
+    @html_repr
+    def _repr_html_(self) -> HtmlRows:
+        return [
+            ("name", self.name),
+            ("shape", self.shape),
+            ("dtype", self.dtype.name),
+            ("MB", f"{math.prod(self.shape) * self.dtype.itemsize / 1e6:,.3f}"),
+            ("on", self.task or "this process"),
+            ("trainable", "yes" if self.trainable else "no"),
+        ]
 
 
 def _value(value: Any) -> Any:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from zmqdist import errors
 from zmqdist.clock import deadline, seconds
 from zmqdist.field_types import did_you_mean
+from zmqdist.html_repr import HtmlRows, html_repr
 from zmqdist.messages import ActorFound, ActorSpec
 from zmqdist.scheduling.coordinator.coordinator_events import (
     ActorKilled,
@@ -121,6 +122,16 @@ class ActorHandle:
         called = self._held.called
         state = called.state.name.lower()
         return f"<actor {called.cls}: {state}{f', {called.worker}' if called.worker else ''}>"
+
+    @html_repr
+    def _repr_html_(self) -> HtmlRows:
+        called = self._held.called
+        return [
+            ("class", called.cls),
+            ("state", called.state.name.lower()),
+            ("worker", called.worker or None),
+            ("methods", ", ".join(sorted(self._methods))),
+        ]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ActorHandle) and other._held.called.number == self._number

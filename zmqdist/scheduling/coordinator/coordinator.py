@@ -34,6 +34,7 @@ from zmqdist import clock as time
 from zmqdist import errors, limits, nest
 from zmqdist.clock import deadline, duration, left, seconds
 from zmqdist.field_types import check_type, checked, checks_options, converted
+from zmqdist.html_repr import HtmlRows, html_repr
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.actor_groups import ActorGroup, kill, make_group
 from zmqdist.scheduling.coordinator.actors import ActorHandle, Actors, open_actors
@@ -1018,6 +1019,20 @@ class ClusterCoordinator:
         elif (members := runtime.members) is not None:
             state += f", {len(members)} worker{'s' if len(members) != 1 else ''}"
         return f"<ClusterCoordinator of {self.target}: {state}>"
+
+    @html_repr
+    def _repr_html_(self) -> HtmlRows:
+        now = self.snapshot()
+        return [
+            ("dispatcher", self.target),
+            ("connected", "yes" if now.connected else "no"),
+            ("workers", now.workers),
+            ("scheduled", f"{now.scheduled:,}"),
+            ("unfinished", f"{now.unfinished:,}"),
+            ("wait for inputs", f"{now.waiting_for_inputs:,}"),
+            ("kept on workers", f"{now.kept:,}"),
+            ("round", "failed: join() raises the error" if now.failed else None),
+        ]
 
     def __enter__(self) -> ClusterCoordinator:
         return self
