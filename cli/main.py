@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "status": ("status", "Show the workers, queues and lost workers of a dispatcher, once."),
     "top": ("status", "Show the workers, queues and lost workers of a dispatcher, live."),
     "dashboard": ("dashboard", "Show a running cluster in the browser."),
+    "stack": ("inside", "Show where the functions of a worker are in their code."),
     "methods": ("call", "List the methods of a server."),
     "call": ("call", "Call a method of a server."),
     "validate": ("validate", "Check a cluster file."),

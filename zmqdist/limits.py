@@ -242,6 +242,10 @@ the most useful lines precede them."""
 LOG_TAIL_BYTES: Final = 4096
 """Bytes of the last lines of a slot's output in the error about its crash."""
 
+ANSWER_S: Final = 10.0
+"""Seconds that a worker may take to answer a question about its inside, beyond the seconds that the
+question itself takes. Its loop answers in milliseconds, its processes in up to 8 s."""
+
 SLOTS_MAX: Final = 4096
 """The largest number of slots of one worker."""
 

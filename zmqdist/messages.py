@@ -723,6 +723,26 @@ class Observe(Message, tag=53):
     within_s: _Seconds
 
 
+class AskWorker(Message, tag=54):
+    """Answer a question about the inside of the worker: with `kind` "stack" the stacks of its
+    processes, with "profile" their samples over `seconds`."""
+
+    SENT = "dispatcher -> worker"
+    request: int
+    kind: str
+    seconds: _Seconds = 0.0
+
+
+class WorkerAnswer(Message, tag=55):
+    """The answer to AskWorker `request`: a payload that depends on the kind, in MessagePack, or the
+    text of an error."""
+
+    SENT = "worker -> dispatcher"
+    request: int
+    payload: bytes
+    error: str = ""
+
+
 # -- payloads that cannot be fetched from their holder ---------------------------------------------
 
 

@@ -16,8 +16,18 @@ from zmqdist import messages
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
-FOR_RUNTIMES = {"ActorResults", "DescribeWork", "Observe", "Read", "ReadDone", "WorkDescribed"}
-"""Messages that no machine handles: relays, figures, drain reports, and a line in the log."""
+FOR_RUNTIMES = {
+    "ActorResults",
+    "AskWorker",
+    "DescribeWork",
+    "Observe",
+    "Read",
+    "ReadDone",
+    "WorkDescribed",
+    "WorkerAnswer",
+}
+"""Messages that no machine handles: relays, figures, drain reports, the inside of workers, and a
+line in the log."""
 
 
 def generator(name: str) -> ModuleType:

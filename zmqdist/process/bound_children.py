@@ -51,6 +51,7 @@ class BoundChild:
     """One child process. The object exists before the zygote has forked the child.
 
     Attributes:
+      title: what the child is, for people: "slot 0".
       pid: the pid of the child. 0 until the zygote has forked the child.
       ticket: the number by which the zygote knows the child. 0 until the zygote was ordered to fork
         the child.
@@ -65,7 +66,9 @@ class BoundChild:
         descriptors: Sequence[int],
         exited: Exited,
         variables: dict[str, str],
+        title: str,
     ) -> None:
+        self.title = title
         self.pid = 0
         self.ticket = 0
         self.exited = exited
@@ -170,6 +173,7 @@ class BoundChildren:
         descriptors: Sequence[int],
         exited: Exited,
         variables: dict[str, str] | None = None,
+        title: str = "data task",
     ) -> BoundChild:
         """Have the zygote fork a child that runs `main` of a module. This method returns before the
         child exists.
@@ -180,11 +184,17 @@ class BoundChildren:
           exited: a function that is called once, when the child has ended. It is not called after
             `close`, or if the zygote ends before the child was ordered.
           variables: environment variables of this child, beside those of the zygote.
+          title: what the child is, for people.
         """
-        child = BoundChild(self, module, descriptors, exited, variables or {})
+        child = BoundChild(self, module, descriptors, exited, variables or {}, title)
         self._unordered.append(child)
         self._order_next()
         return child
+
+    @property
+    def present(self) -> list[tuple[str, int]]:
+        """The title and pid of each child that runs."""
+        return [(child.title, child.pid) for child in self._children.values() if child.pid]
 
     def import_module(self, module: str) -> None:
         """Have the zygote import a module before it forks further children."""

@@ -67,6 +67,7 @@ from functools import partial
 from types import ModuleType
 
 from zmqdist import child_command
+from zmqdist.process import stack_dump
 
 CONTROL_RECORD = struct.Struct("<4sqq")
 """The form of KILL, BEAT, BORN and ENDED: the verb, the ticket of a child, and a number."""
@@ -483,6 +484,7 @@ def _settle_in(order: Order) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # a segfault in the program's code leaves a traceback for the error text
         faulthandler.enable(all_threads=False)
+        stack_dump.serve_stacks()
 
 
 def _run_bound(main: Callable[[], int]) -> int:

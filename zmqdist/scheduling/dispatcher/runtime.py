@@ -62,6 +62,7 @@ from zmqdist.scheduling.dispatcher.key_service import KeyService
 from zmqdist.scheduling.dispatcher.machine import Broker
 from zmqdist.scheduling.dispatcher.machine import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.membership_and_leases import MemberJoined, MemberLost
+from zmqdist.scheduling.dispatcher.questions import Questions
 from zmqdist.scheduling.dispatcher.relay import Relay
 from zmqdist.scheduling.shared.config import DispatcherConfig
 from zmqdist.scheduling.shared.parts import DispatcherPart
@@ -212,6 +213,7 @@ class DispatcherRuntime(Generic[P]):
         router.on_gone.append(self._note_disconnect)
         self._relay = Relay(loop, router, self.broker.holder)
         service.register(RELAY, self._relay.read, roles=frozenset({"submit", "worker"}))
+        Questions(loop, router, service, self.broker.membership)
         CoordinationService(service, router, loop, self._incarnation, None)
         # a dispatcher at a free port has no predecessor
         PrimitivesService(

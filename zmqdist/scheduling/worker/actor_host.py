@@ -100,6 +100,7 @@ class ActorProcesses:
                 descriptors,
                 process.process_exited,
                 self._variables(spawn.devices),
+                f"actor {spawn.spec.cls}",
             )
         except (OpError, OSError) as error:  # no descriptor, or no port in ZMQDIST_PORTS, is left
             for descriptor in descriptors:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from zmqdist.errors import InternalError
 from zmqdist.messages import BULK, ERROR, INPUT_LOST, KEPT, VALUE
@@ -30,6 +30,9 @@ from zmqdist.scheduling.shared.references import (
 from zmqdist.scheduling.shared.resources import SlotResources
 from zmqdist.scheduling.shared.result_parts import COUNT_BYTES, pack_parts
 from zmqdist.wire import results, trusted
+
+RUNS: Final = frozenset({"run", "run_method", "make_object"})
+"""The functions of this module that call code of programs. Stacks are shown from there on."""
 
 
 class Functions:

@@ -29,7 +29,7 @@ from zmqdist.addresses import is_wildcard, join_address
 from zmqdist.blas_threads import threads_in
 from zmqdist.errors import FailedPreconditionError
 from zmqdist.events import Heard, Send, Ticked
-from zmqdist.messages import BULK, ERROR, KEPT, Message, Read, Replies, Reply
+from zmqdist.messages import BULK, ERROR, KEPT, AskWorker, Message, Read, Replies, Reply
 from zmqdist.process.bound_children import BoundChildren
 from zmqdist.process.zygote_client import ZygoteProcess, start_slots_zygote
 from zmqdist.rpc.internal_client import LoopClient
@@ -42,6 +42,7 @@ from zmqdist.scheduling.shared.store import BulkStore, Fetcher, Holdings
 from zmqdist.scheduling.worker.actor_host import ActorProcesses
 from zmqdist.scheduling.worker.devices import take_resources
 from zmqdist.scheduling.worker.function_call import Functions, run
+from zmqdist.scheduling.worker.inside import Inside
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.records import SlotRow
 from zmqdist.scheduling.worker.slots import (
@@ -204,6 +205,7 @@ class WorkerRuntime(Generic[P]):
                 on_refused=self._refused,
             )
             self._calls = LoopClient(self._dealer)
+            self._inside = Inside(loop, self._dealer.send, self._children)
             surroundings = WorkerSurroundings(
                 loop,
                 service,
@@ -385,6 +387,8 @@ class WorkerRuntime(Generic[P]):
             self._dealer.send(*self._store.read_reply(message))
         elif isinstance(message, (Reply, Replies)):
             self._calls.handle_message(message)
+        elif isinstance(message, AskWorker):
+            self._inside.answer(message)
         else:
             self._handle(Heard(DISPATCHER, message))
 

@@ -184,6 +184,7 @@ class ProcessSlots:
             process.child_fds(),
             lambda code: self._exited(process, code),
             self.variables(spawn.devices),
+            f"slot {spawn.slot}",
         )
 
     def variables(self, devices: tuple[int, ...]) -> dict[str, str]:

@@ -1,0 +1,124 @@
+"""Questions about the inside of workers, which the dispatcher passes to them: stacks and profiles
+(scheduling/worker/inside.py answers).
+
+Promises, checked by tests/scheduling/full/test_stacks.py
+    Q1  each question ends: by the worker's answer, its loss, or ANSWER_S of silence beyond the
+        seconds that it takes, with an error that names the worker
+    Q2  an answer counts only from the connection that was asked
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from zmqdist import errors
+from zmqdist.limits import ANSWER_S
+from zmqdist.messages import AskWorker, Message, WorkerAnswer
+from zmqdist.rpc.service import PendingCall, RpcService
+from zmqdist.scheduling.dispatcher.drain_report import not_registered
+from zmqdist.scheduling.dispatcher.membership_and_leases import Member, Membership
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.router import Peer, Router
+
+STACKS: Final = msgspec.msgpack.Decoder(dict[str, str])
+
+
+@dataclass(eq=False)
+class _Inquiry:
+    """A question to several workers: the answers so far, by the name of the worker, each a payload
+    or an error."""
+
+    then: Callable[[dict[str, bytes | errors.OpError]], None]
+    awaited: set[int] = field(default_factory=set)
+    answers: dict[str, bytes | errors.OpError] = field(default_factory=dict)
+
+
+class Questions:
+    """The questions of one dispatcher, and the RPC methods for them. All code runs in the loop."""
+
+    def __init__(
+        self, loop: Loop, router: Router, service: RpcService, membership: Membership
+    ) -> None:
+        self._loop, self._router, self._members = loop, router, membership.members
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, tuple[Any, str, _Inquiry]] = {}
+        router.on(WorkerAnswer, self._answered, frozenset({"worker"}))
+        router.on_gone.append(self._gone)
+        service.register_later("stack", self._stack)
+
+    def _stack(self, call: PendingCall, worker: str) -> None:
+        """Serve the RPC method `stack`: {process: text} of one worker."""
+
+        def finish(answers: dict[str, bytes | errors.OpError]) -> None:
+            (answer,) = answers.values()
+            if isinstance(answer, errors.OpError):
+                call.fail(answer)
+            else:
+                call.reply(STACKS.decode(answer))
+
+        self.ask([self._member(worker)], "stack", 0.0, finish)
+
+    def _member(self, worker: str) -> Member:
+        """Return the member with this name, such as "worker:0". Raises NotFoundError."""
+        for member in self._members.values():
+            if member.name == worker:
+                return member
+        job, _, index = worker.rpartition(":")
+        raise not_registered(job, int(index) if index.isdigit() else -1, self._members)
+
+    def ask(
+        self,
+        members: list[Member],
+        kind: str,
+        seconds: float,
+        then: Callable[[dict[str, bytes | errors.OpError]], None],
+    ) -> None:
+        """Ask each of these workers, and call `then` once with all answers and errors."""
+        inquiry = _Inquiry(then)
+        for member in members:
+            number = next(self._numbers)
+            peer: Any = member.peer
+            if peer is None or not self._router.send(peer, AskWorker(number, kind, seconds)):
+                problem = f"{member.name} is not connected to the dispatcher"
+                inquiry.answers[member.name] = errors.UnavailableError(problem)
+                continue
+            inquiry.awaited.add(number)
+            self._pending[number] = (peer, member.name, inquiry)
+            silence = f"{member.name} has not answered for {ANSWER_S:g} s: it is suspended or busy"
+            self._loop.set_timer(
+                (self, number),
+                self._loop.now() + seconds + ANSWER_S,
+                partial(self._end, number, errors.UnavailableError(silence)),
+            )
+        if not inquiry.awaited:
+            self._loop.call_soon(then, inquiry.answers)
+
+    def _answered(self, peer: Peer, message: Message, _frames: object) -> None:
+        assert isinstance(message, WorkerAnswer)
+        worker, name, _ = self._pending.get(message.request, (None, "", None))
+        if worker is peer:
+            problem = message.error[:TEXT_CHARS_MAX]
+            error = errors.UnavailableError(f"{name}: {problem}") if problem else None
+            self._end(message.request, error or message.payload)
+
+    def _gone(self, peer: Peer) -> None:
+        for number, (worker, name, _) in list(self._pending.items()):
+            if worker is peer:
+                self._end(number, errors.UnavailableError(f"{name} was lost before it answered"))
+
+    def _end(self, number: int, answer: bytes | errors.OpError) -> None:
+        _, name, inquiry = self._pending.pop(number)
+        self._loop.set_timer((self, number), None, int)
+        inquiry.answers[name] = answer
+        inquiry.awaited.discard(number)
+        if not inquiry.awaited:
+            inquiry.then(inquiry.answers)
+
+
+TEXT_CHARS_MAX: Final = 500

@@ -1,0 +1,146 @@
+"""What a worker answers about its inside: the stacks of its slots, actors and data tasks, and a
+profile of them (AskWorker, WorkerAnswer).
+
+Each question is answered by a thread of its own, because a process may take seconds to write its
+stacks. Slots that are threads are in this process, and their stacks are read here.
+
+Promises, checked by tests/scheduling/full/test_stacks.py
+    each AskWorker gets one WorkerAnswer, also if the answer fails
+    at most QUESTIONS_MAX questions are answered at a time; more are refused
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from zmqdist import clock as time
+from zmqdist.background import in_background
+from zmqdist.errors import OpError, of_the_system
+from zmqdist.messages import AskWorker, Message, WorkerAnswer
+from zmqdist.process import zygote
+from zmqdist.process.bound_children import BoundChildren
+from zmqdist.process.stack_dump import Frame, parse_stacks, read_stacks
+from zmqdist.scheduling.worker import function_call
+from zmqdist.transport.loop import Loop
+
+QUESTIONS_MAX: Final = 4
+"""Each question has a thread. Programs that ask many at once are faulty."""
+
+STACK_S: Final = 2.0
+"""Seconds that one process may take to write its stacks."""
+STACKS_S: Final = 8.0
+"""Seconds for the stacks of all processes, below those after which the dispatcher gives up."""
+
+PACKAGE: Final = __file__[: -len(os.path.join("scheduling", "worker", "inside.py"))]
+STDLIB: Final = sysconfig.get_path("stdlib") + os.sep
+PACKAGES: Final = sysconfig.get_path("purelib") + os.sep
+
+IDLE: Final = "  waits for work"
+
+
+class Inside:
+    """Answers the questions to one worker. Call its methods in the loop's thread.
+
+    Args:
+      send: sends a message to the dispatcher.
+      children: the slots, actors and data tasks; None if slots are threads.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        send: Callable[[Message], object],
+        children: BoundChildren | None,
+    ) -> None:
+        self._loop = loop
+        self._send = send
+        self._children = children
+        self._running = 0
+        self._reading = threading.Lock()
+        """Held while a process is signalled and read, because a process has one file."""
+
+    def answer(self, question: AskWorker) -> None:
+        processes = None if self._children is None else self._children.present
+        if self._running >= QUESTIONS_MAX:
+            text = f"this worker answers {QUESTIONS_MAX} other questions: ask again later"
+            self._send(WorkerAnswer(question.request, b"", text))
+            return
+        self._running += 1
+        in_background("zmqdist-inside", self._find, question, processes)
+
+    def _find(self, question: AskWorker, processes: list[tuple[str, int]] | None) -> None:
+        payload, problem = b"", ""
+        try:
+            payload = msgspec.msgpack.encode(self._stacks(processes))
+        except Exception as error:
+            named = error if isinstance(error, OpError) else of_the_system(error)
+            problem = str(named or repr(error))
+        self._loop.call_soon(self._answered, WorkerAnswer(question.request, payload, problem))
+
+    def _answered(self, answer: WorkerAnswer) -> None:
+        self._running -= 1
+        self._send(answer)
+
+    def _stacks(self, processes: list[tuple[str, int]] | None) -> dict[str, str]:
+        if processes is None:
+            return {name: stack_text([frames]) for name, frames in stacks_of_threads()}
+        until, texts = time.monotonic() + STACKS_S, {}
+        for name, pid in processes:
+            try:
+                with self._reading:
+                    text = read_stacks(pid, min(STACK_S, max(until - time.monotonic(), 0.0)))
+                texts[f"{name}, pid {pid}"] = stack_text(parse_stacks(text)[::-1])
+            except OpError as error:
+                texts[f"{name}, pid {pid}"] = f"  {error.message}"
+        return texts
+
+
+def stacks_of_threads() -> Iterator[tuple[str, list[Frame]]]:
+    """Yield the name and the stack of each slot that is a thread of this process."""
+    frames = sys._current_frames()
+    for thread in threading.enumerate():
+        if thread.name.startswith("zmqdist-slot-") and thread.ident in frames:
+            walk = [*traceback.walk_stack(frames[thread.ident])][::-1]
+            stack = [Frame(f.f_code.co_filename, line, f.f_code.co_name) for f, line in walk]
+            yield f"slot {thread.name.rpartition('-')[2]}, thread {thread.native_id}", stack
+
+
+def stack_text(stacks: Sequence[list[Frame]]) -> str:
+    """Return the stacks of one process as text, the main thread first."""
+    parts = []
+    for number, stack in enumerate(stacks):
+        frames = own_frames(stack, is_main=number == 0)
+        lines = [f'  File "{f.file}", line {f.line or "?"}, in {f.function}' for f in frames]
+        if lines:
+            parts += ["  another thread:"] * (number > 0) + lines
+    return "\n".join(parts) or IDLE
+
+
+def own_frames(stack: list[Frame], *, is_main: bool) -> list[Frame]:
+    """Return the calls of the program in a stack: those below the run of a function; no call if the
+    thread waits for work, or belongs to zmqdist."""
+    for number, frame in enumerate(stack):
+        if frame.file == function_call.__file__ and frame.function in function_call.RUNS:
+            return stack[number + 1 :]
+        if frame.file == zygote.__file__ and frame.function == "_run_bound":
+            return own_frames(stack[number + 1 :], is_main=is_main)
+    foreign = [f for f in stack if not f.file.startswith(STDLIB) or f.file.startswith(PACKAGES)]
+    if is_main:
+        waits = not foreign or all(f.file.startswith(WAITING) for f in foreign)
+    else:
+        waits = bool(foreign) and foreign[0].file.startswith(PACKAGE)
+    return [] if waits else stack
+
+
+WAITING: Final = tuple(
+    PACKAGE + folder + os.sep for folder in ("process", os.path.join("scheduling", "worker"))
+)
+"""The folders of the code that waits for work in a slot and in an actor."""
