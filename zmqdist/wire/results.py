@@ -36,8 +36,8 @@ this mark requires a result in the safe form.
 """
 
 _SENDER: Final = "a worker"
-_ERROR: msgspec.msgpack.Decoder[tuple[int, str, str, str, bool]] = msgspec.msgpack.Decoder(
-    tuple[int, str, str, str, bool]
+_ERROR: msgspec.msgpack.Decoder[tuple[int, str, str, str, bool, str]] = msgspec.msgpack.Decoder(
+    tuple[int, str, str, str, bool, str]
 )
 _FOREIGN: Final = -1
 
@@ -84,10 +84,10 @@ def unpack(packed: Any, *, safe_only: bool) -> Any:
     return trusted.unpack_parts(packed) if isinstance(packed, list) else trusted.unpack(packed)
 
 
-def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
+def pack_error(error: BaseException, *, unpickling: bool = False, origin: str = "") -> bytes:
     """Return an exception with its traceback, in the safe form. `unpack_error` keeps the class of
     an OpError, and of an Exception that is built into Python if its constructor takes a text alone.
-    `unpickling` is as in `trusted.pack_error`.
+    `unpickling` and `origin` are as in `trusted.pack_error`.
     """
     error = trusted.as_ordinary_error(error)
     code = error.error_code if isinstance(error, OpError) else _FOREIGN
@@ -99,7 +99,7 @@ def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
         else trusted.type_name(error)
     )
     return SAFE + msgspec.msgpack.encode(
-        [code, name, _printable(text), _printable(remote), unpickling]
+        [code, name, _printable(text), _printable(remote), unpickling, origin]
     )
 
 
@@ -117,12 +117,12 @@ def unpack_error(packed: Any, *, safe_only: bool) -> BaseException:
             "or is not to be trusted"
         )
     try:
-        code, name, text, remote, unpickling = _ERROR.decode(memoryview(blob)[1:])
+        code, name, text, remote, unpickling, origin = _ERROR.decode(memoryview(blob)[1:])
     except (msgspec.DecodeError, ValueError) as problem:
         return WireError(_SENDER, f"damaged error: {problem}")
     error = _rebuilt(code, name, text)
     cause = error.__cause__ = trusted.RemoteTraceback(remote)
-    cause.unpickling = unpickling
+    cause.unpickling, cause.origin = unpickling, origin
     return error
 
 

@@ -823,15 +823,17 @@ class RemoteTraceback(Exception):
     Attributes:
       unpickling: whether the error came before the function began, when the function or its
         arguments were unpickled in the other process.
+      origin: the worker, process and host of the function; "" if none was recorded.
     """
 
     unpickling = False
+    origin = ""
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
 
 
-def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
+def pack_error(error: BaseException, *, unpickling: bool = False, origin: str = "") -> bytes:
     """Return an exception with its traceback, packed in a few times ERROR_BYTES_MAX bytes at most.
     This never raises.
 
@@ -839,7 +841,8 @@ def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
     parts that are large or cannot be pickled become texts. If the class cannot be rebuilt, an
     UnknownError arrives whose text has the class name and the text of the exception. A
     StopIteration would end loops of the receiver, so it becomes an OutOfRangeError. `unpickling`
-    means that the exception was raised before the function began; the RemoteTraceback then says so.
+    means that the exception was raised before the function began; the RemoteTraceback then says so,
+    and has the `origin`.
     """
     text = _cut(
         "".join(_cut(line, ERROR_BYTES_MAX // 16) for line in traceback.format_exception(error))
@@ -847,13 +850,13 @@ def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
     if isinstance(error, StopIteration):
         error = OutOfRangeError(f"StopIteration: {text_of(error)}")
     return pickle.dumps(
-        (_pickled_error(error), type_name(error), text_of(error), text, unpickling), 5
+        (_pickled_error(error), type_name(error), text_of(error), text, unpickling, origin), 5
     )
 
 
 def unpack_error(blob: bytes | bytearray | memoryview) -> BaseException:
     """Return a new copy of the exception, with a RemoteTraceback as its `__cause__`."""
-    pickled, type_name, text, remote, unpickling = pickle.loads(blob)
+    pickled, type_name, text, remote, unpickling, origin = pickle.loads(blob)
     error: BaseException | None = None
     if pickled:
         # without its class, which this process may lack, only its name and the text are used
@@ -862,7 +865,7 @@ def unpack_error(blob: bytes | bytearray | memoryview) -> BaseException:
     if not isinstance(error, BaseException):
         error = UnknownError(f"{type_name}: {text}")
     cause = error.__cause__ = RemoteTraceback(remote)
-    cause.unpickling = unpickling
+    cause.unpickling, cause.origin = unpickling, origin
     return error
 
 

@@ -49,7 +49,7 @@ def test_errors_of_run_are_by_worker(in_threads: ClusterCoordinator) -> None:
         "worker:1": "no disk at 1",
         "worker:2": "no disk at 2",
     }
-    assert "fails_on at worker:1:\nTraceback" in str(caught.value.__cause__)
+    assert "fails_on at worker:1, attempt 1 on worker:1 (process " in str(caught.value.__cause__)
     in_threads.join(20)  # its errors fail no round
     assert in_threads.submit(int).result(20) == 0
 

@@ -36,6 +36,7 @@ class Failure:
     kind: int | None
     payload: Any
     name: str
+    attempt: int = 1
     safe_only: bool = False
     """Whether a pickled error is refused, because the program accepts only safe results."""
 
@@ -46,7 +47,8 @@ class Failure:
             case messages.ERROR:
                 error = results.unpack_error(payload, safe_only=self.safe_only)
                 if name and isinstance(cause := error.__cause__, trusted.RemoteTraceback):
-                    cause.args = (f"{name}:\n{cause.args[0]}",)
+                    place = cause.origin and f", attempt {self.attempt} on {cause.origin}"
+                    cause.args = (f"{name}{place}:\n{cause.args[0]}",)
                 return error
             case ends.LOST:
                 return errors.WorkerLost(name, payload)

@@ -489,8 +489,8 @@ class RemoteValue(NotAFuture, Generic[T_co]):
     def _error(self) -> BaseException:
         """Return the error of the function, and note that the program has seen it."""
         self._owner.failures.mark_seen(self.work)
-        kind, outcome = self._work.kind, self._work.outcome
-        return Failure(kind, outcome, self.name, self._owner.target.form.safe_only)()
+        work, safe_only = self._work, self._owner.target.form.safe_only
+        return Failure(work.kind, work.outcome, self.name, work.attempts, safe_only)()
 
 
 class PartValue(RemoteValue[T_co]):

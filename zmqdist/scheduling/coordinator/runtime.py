@@ -689,7 +689,7 @@ class CoordinatorRuntime:
                         self.changed.notify_all()
                 case RoundRefused(error, for_good):
                     self._round_refused(
-                        Failure(ERROR, error, "", self.target.form.safe_only), for_good
+                        Failure(ERROR, error, "", safe_only=self.target.form.safe_only), for_good
                     )
                 case SendCalls(actor, calls):
                     self._actors.send_calls(actor, calls, self._pack)
@@ -727,7 +727,9 @@ class CoordinatorRuntime:
         try:
             extra = work.extra
             if extra is not None and extra.policy is not None:  # it has not ended
-                failure = Failure(question.kind, question.error, work.name, safe_only)
+                failure = Failure(
+                    question.kind, question.error, work.name, work.attempts, safe_only
+                )
                 again = extra.policy.accepts(failure())
         except BaseException:
             log.exception("retry_if of %s failed, so the function does not run again", work.name)
@@ -780,7 +782,8 @@ class CoordinatorRuntime:
                 elif type(work) is MethodCall:
                     resolved -= 1  # as detached work, which has an Extra
                 if failures and work in failures:
-                    self.failures.add(work.number, Failure(kind, payload, work.name, safe_only))
+                    failure = Failure(kind, payload, work.name, work.attempts, safe_only)
+                    self.failures.add(work.number, failure)
                 # if the program has dropped the RemoteValue, nothing reads the outcome
                 work.outcome = payload if kind == KEPT or work.alive is not None else None
                 work.kind = kind
@@ -831,7 +834,7 @@ class CoordinatorRuntime:
         extra.bulks, extra.uses = NO_BULKS, ()
         extra.input_values, extra.packed_inputs = NO_INPUTS, NO_PACKED
         if work.state in ENDED:
-            work.extra = None
+            work.drop_extra()
 
     # -- bulk results ------------------------------------------------------------------------------
 

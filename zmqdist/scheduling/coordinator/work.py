@@ -206,6 +206,17 @@ class Work:
         """Whether it belongs to no round."""
         return self.extra is not None and self.extra.options.detached
 
+    def drop_extra(self) -> None:
+        """Drop `extra`, because the work has ended, and no message about an attempt counts any
+        more. `attempts` stays what it is."""
+        self.attempt += len(self.lost_starts) << SUBMISSION_SHIFT
+        self.extra = None
+
+    @property
+    def attempts(self) -> int:
+        """How often it has begun, or was submitted again, for error texts."""
+        return (self.attempt >> SUBMISSION_SHIFT) + len(self.lost_starts) + 1
+
     @property
     def lost_starts(self) -> tuple[LostStart, ...]:
         """The lost starts of the present attempt."""

@@ -29,6 +29,7 @@ from zmqdist.scheduling.shared.references import (
 )
 from zmqdist.scheduling.shared.resources import SlotResources
 from zmqdist.scheduling.shared.result_parts import COUNT_BYTES, pack_parts
+from zmqdist.task_context import get_current_worker_index
 from zmqdist.wire import results, trusted
 
 RUNS: Final = frozenset({"run", "run_method", "make_object"})
@@ -193,4 +194,5 @@ def _failure(error: BaseException, safely: bool, *, unpickling: bool) -> tuple[i
         error = error.with_traceback(None)  # no frame of it is the function's
     if not isinstance(error, Exception):
         error = trusted.as_ordinary_error(error)
-    return ERROR, form.pack_error(error, unpickling=unpickling)
+    origin = f"worker:{get_current_worker_index()} ({trusted.here()})"
+    return ERROR, form.pack_error(error, unpickling=unpickling, origin=origin)
