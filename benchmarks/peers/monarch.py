@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any
 
 from benchmarks.peers.served import System, echoed, rate, run, timed
 
 
 class Monarch(System):
-    package = "torchmonarch"
+    package = "monarch"
     loads = ("monarch.actor",)
+
+    def version(self) -> str:
+        return version("torchmonarch")
 
     @cached_property
     def _actor(self) -> Any:
