@@ -184,7 +184,7 @@ def lost_start_text(start: tuple[int, int, str, int | None, str, bool]) -> str:
     return f"{attempt_text(work, attempt)}({worker},{exit_code},{log})" + "FINAL" * final
 
 
-def joined_text(member: tuple[str, int, int, str]) -> str:
+def joined_text(member: tuple[str, int, int, str, int]) -> str:
     return f"{member[0]}#{member[1]}"
 
 

@@ -388,12 +388,12 @@ class Members(Message, tag=33):
     """Workers that have registered or are lost. This is sent to coordinators that have subscribed
     (`watch_members`), after CoordinatorRegistered and at each change.
 
-    The first message has all registered workers. `joined` has (name, incarnation, pid, host), and
-    `left` has (name, incarnation, reason). A restarted worker has another incarnation.
+    The first message has all registered workers. `joined` has (name, incarnation, pid, host,
+    slots), and `left` has (name, incarnation, reason). A restarted worker has another incarnation.
     """
 
     SENT = "dispatcher -> coordinator"
-    joined: list[tuple[str, int, int, str]]
+    joined: list[tuple[str, int, int, str, int]]
     left: list[tuple[str, int, str]]
 
 

@@ -391,7 +391,7 @@ class Script:
                 members = [re.fullmatch(r"([+-])(.*?)(?:#(\d+))?(?:=(.*))?", w) for w in words]
                 left = [m for m in members if m and m[1] == "-"]
                 return Members(
-                    [(m[2], int(m[3] or 1), 100, "host") for m in members if m and m[1] == "+"],
+                    [(m[2], int(m[3] or 1), 100, "host", 1) for m in members if m and m[1] == "+"],
                     [(m[2], int(m[3] or 1), m[4] or "killed") for m in left],
                 )
         raise ValueError(f"no such input: {command}")

@@ -587,7 +587,7 @@ class SimCoordinator:
             assert self.members.pop(name, None) == incarnation, (
                 f"coordinator P12: {name} leaves and was not a member"
             )
-        for name, incarnation, _, _ in changed.joined:
+        for name, incarnation, *_ in changed.joined:
             assert name not in self.members, f"coordinator P12: {name} joins twice"
             self.members[name] = incarnation
 

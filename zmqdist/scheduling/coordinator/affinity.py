@@ -22,8 +22,8 @@ from typing import TypeAlias
 from zmqdist.messages import Members
 from zmqdist.scheduling.coordinator.work import Work
 
-Joined: TypeAlias = "tuple[str, int, int, str]"
-"""A worker that is present: (name, incarnation, pid, host)."""
+Joined: TypeAlias = "tuple[str, int, int, str, int]"
+"""A worker that is present: (name, incarnation, pid, host, number of slots)."""
 Left: TypeAlias = "tuple[str, int, str]"
 """A worker that has left: (name, incarnation, reason)."""
 

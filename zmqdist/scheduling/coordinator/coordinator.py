@@ -38,6 +38,7 @@ from zmqdist.html_repr import HtmlRows, html_repr
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.actor_groups import ActorGroup, kill, make_group
 from zmqdist.scheduling.coordinator.actors import ActorHandle, Actors, open_actors
+from zmqdist.scheduling.coordinator.affinity import Joined
 from zmqdist.scheduling.coordinator.completion import AsCompleted, wait_for
 from zmqdist.scheduling.coordinator.coordinator_snapshot import CoordinatorSnapshot, snapshot_of
 from zmqdist.scheduling.coordinator.dispatcher_target import resolve
@@ -805,9 +806,25 @@ class ClusterCoordinator:
           OpError: the dispatcher refuses this coordinator; the message has its reason.
           FailedPreconditionError: the coordinator has been closed.
         """
+        names = [name.rpartition(":") for name, *_ in self._present_workers()]
+        return [
+            f"{job}:{number}"
+            for job, _, number in sorted(names, key=lambda name: (name[0], int(name[2])))
+        ]
+
+    def slots(self) -> int:
+        """Return how many functions the present workers run at a time. Waits and raises as
+        `workers`.
+
+        >>> coordinator.slots()
+        2
+        """
+        return sum(slots for *_, slots in self._present_workers())
+
+    def _present_workers(self) -> Iterable[Joined]:
         runtime = self._runtime
         with runtime.lock:
-            self._runtime.check_open()
+            runtime.check_open()
             until = time.monotonic() + self._cluster_lost_limit_s
             while runtime.members is None and not runtime.closed and runtime.refusal is None:
                 if runtime.changed.wait(min(limits.WAIT_LOG_S, until - time.monotonic())):
@@ -817,14 +834,10 @@ class ClusterCoordinator:
                         f"no workers are known: waited for {runtime.absence.description}"
                     )
                 log.warning("workers(): waiting for %s", runtime.absence.description)
-            self._runtime.check_open()
+            runtime.check_open()
             if runtime.members is None and runtime.refusal is not None:
                 raise runtime.refusal()
-            names = [(name.rpartition(":")) for name in runtime.members or ()]
-        return [
-            f"{job}:{number}"
-            for job, _, number in sorted(names, key=lambda name: (name[0], int(name[2])))
-        ]
+            return list((runtime.members or {}).values())
 
     @checked
     def remove_worker(
@@ -1125,6 +1138,13 @@ class ClusterCoordinator:
         raise with_failures(make_error(), self.failures)
 
 
+class IndependentCoordinator(ClusterCoordinator):
+    """A coordinator without rounds, so that the failure of a function does not affect other
+    functions."""
+
+    _rounds = False
+
+
 class OwnCoordinator(ClusterCoordinator):
     """What `ClusterCoordinator()` returns in a scheduled function: the one coordinator of the slot,
     on the slot's own cluster. The work of each function is a session of its own. `close` and the
@@ -1134,7 +1154,7 @@ class OwnCoordinator(ClusterCoordinator):
     _parent = 0
     """The lease of the function for which the present session was made; 0 before the first."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: None = None) -> None:
         if "_runtime" not in self.__dict__ or self._runtime.is_idle is None:
             self._parent = self._entered = 0
             super().__init__()

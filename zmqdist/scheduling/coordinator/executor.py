@@ -37,7 +37,7 @@ from zmqdist.clock import deadline, left, seconds
 from zmqdist.field_types import checked, converted, safe_repr
 from zmqdist.messages import CANCELLED, ERROR
 from zmqdist.scheduling.coordinator import program_end
-from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
+from zmqdist.scheduling.coordinator.coordinator import IndependentCoordinator
 from zmqdist.scheduling.coordinator.per_worker import PerWorkerValues
 from zmqdist.scheduling.coordinator.remote_value import (
     RemoteValue,
@@ -178,9 +178,9 @@ class ClusterExecutor(futures.Executor):
 
     @property
     def _max_workers(self) -> int:
-        """The number of functions that run at a time, or of workers. Libraries such as dask read
+        """The number of functions that run at a time. Libraries such as dask read
         this attribute of an Executor."""
-        return self._coordinator.width or len(self._coordinator.workers())
+        return self._coordinator.width or self._coordinator.slots()
 
     @checked
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -407,9 +407,8 @@ def cluster_closed(executor: ClusterExecutor) -> None:
     executor._break(lambda: _unavailable("the local_cluster of this executor has been closed"))
 
 
-class _Coordinator(ClusterCoordinator):
-    """A coordinator without rounds, so that the failure of a function does not affect other
-    functions.
+class _Coordinator(IndependentCoordinator):
+    """The coordinator of an executor.
 
     Attributes:
       ready: the initializer as a per-worker resource; None without an initializer. The resource is
@@ -418,8 +417,6 @@ class _Coordinator(ClusterCoordinator):
       preparing: held while `ready` is created.
       width: the `max_workers` of the executor.
     """
-
-    _rounds = False
 
     def __init__(self, target: Any, *, width: int | None, **options: Any) -> None:
         self._width = self.width = width

@@ -936,8 +936,8 @@ def _start_messages(leases: Iterable[Lease]) -> list[Send]:
     ]
 
 
-def _member_row(member: Member) -> tuple[str, int, int, str]:
-    return (member.name, member.incarnation, member.pid, member.host)
+def _member_row(member: Member) -> tuple[str, int, int, str, int]:
+    return (member.name, member.incarnation, member.pid, member.host, member.slots)
 
 
 Event: TypeAlias = Heard | PeerExpelled | PeerGone | ProcessExited | Ticked
