@@ -58,8 +58,8 @@ class ZmqdistBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     supports_inner_max_num_threads = True
     default_n_jobs = -1
     # a batch costs less here than in a pool of processes, and short ones spread more evenly
-    MIN_IDEAL_BATCH_DURATION = 0.02
-    MAX_IDEAL_BATCH_DURATION = 0.2
+    MIN_IDEAL_BATCH_DURATION = 0.05
+    MAX_IDEAL_BATCH_DURATION = 0.5
 
     def __init__(
         self,
