@@ -29,5 +29,5 @@ def test_page_prints_what_it_says(page: str) -> None:
         example.evaluate()
 
 
-def test_each_page_is_run() -> None:
+def test_pages_are_all_run() -> None:
     assert {path.stem for path in (ROOT / "docs/integrations").glob("*.md")} == {*PAGES}

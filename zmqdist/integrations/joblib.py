@@ -130,7 +130,7 @@ class ZmqdistBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
             (fn, [self._once(value) for value in args], self._once_each(kwargs))
             for fn, args, kwargs in func.items
         ]
-        nested = func._backend, func._n_jobs
+        nested = self.get_nested_backend()
         value = work.submit(_run, self._ready, items, nested, self.inner_max_num_threads)
         self._running.add(value)
         value.add_done_callback(lambda value: self._ended(value, callback))
