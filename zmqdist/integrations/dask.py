@@ -23,8 +23,11 @@ try:
 except ImportError as error:
     raise ImportError(errors.needs("zmqdist.integrations.dask", "dask>=2024.12")) from error
 
-from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.scheduling.coordinator.coordinator import IndependentCoordinator
+
+from zmqdist.scheduling.coordinator.coordinator import (
+    ClusterCoordinator,
+    IndependentCoordinator,
+)
 from zmqdist.scheduling.shared import own_cluster
 
 

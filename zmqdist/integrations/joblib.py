@@ -26,9 +26,12 @@ try:
 except ImportError as error:
     raise ImportError(errors.needs("zmqdist.integrations.joblib", "joblib")) from error
 
-from zmqdist.coordinator import ClusterCoordinator
+
 from zmqdist.limits import INLINE_BYTES_MAX
-from zmqdist.scheduling.coordinator.coordinator import IndependentCoordinator
+from zmqdist.scheduling.coordinator.coordinator import (
+    ClusterCoordinator,
+    IndependentCoordinator,
+)
 from zmqdist.scheduling.shared import own_cluster
 
 SHARED_BYTES_MIN: Final = INLINE_BYTES_MAX
