@@ -20,6 +20,23 @@ REASONS: Final[Mapping[str, str]] = {
 """The sentences by reason."""
 
 
+ENDLESS: Final = ("no_worker", "away")
+"""Reasons that last until a worker comes."""
+
+ABSENT: Final = ("no worker has", "which is not there", "which is away", "which leaves", "is away")
+"""Parts of details that say the same."""
+
+
+def is_stuck(row: Mapping[str, Any]) -> bool:
+    """Return whether the work of a row waits for what the cluster lacks, so that it does not begin
+    when running functions end.
+
+    >>> is_stuck({"reason": "pinned", "detail": "worker:3, which is busy"})
+    False
+    """
+    return row["reason"] in ENDLESS or any(part in row["detail"] for part in ABSENT)
+
+
 def sentence(row: Mapping[str, Any]) -> str:
     """Return why the work of a row waits, with its detail.
 

@@ -71,7 +71,7 @@ class MadeUp:
         self.done[name] += not failed
         self.failed[name] += failed
         work, number = self.number(), self.number()
-        outcome = "failed" if failed else "done"
+        outcome = "error" if failed else "value"
         submitted = at - self.random.expovariate(2)
         times = (submitted, at - 0.01, at, at + took_s)
         self.rows["timeline"].append(
@@ -151,14 +151,14 @@ class MadeUp:
                 "retried": 2,
             },
             "workers": [self.worker(index) for index in range(self.workers)],
-            "functions": sorted(functions, key=lambda row: -row["count"] * row["mean_s"]),
+            "functions": sorted(functions, key=lambda row: -row["sum_s"]),
             "waiting": [
                 {"coordinator": 9, "count": 120, "reason": "all_busy", "detail": ""},
                 {
                     "coordinator": 9,
                     "count": 12,
                     "reason": "resources",
-                    "detail": "each needs gpu 1; no worker has gpu",
+                    "detail": "each needs gpu 1; no worker has so much: cpu 8",
                 },
             ],
             "coordinators": [
@@ -226,6 +226,7 @@ class MadeUp:
             "running": 2,
             "queued": 24,
             "mean_s": mean_s,
+            "sum_s": mean_s * (self.done[name] + self.failed[name]),
             "p50_s": mean_s * 0.7,
             "p99_s": mean_s * 4.6,
             "max_s": mean_s * 7.1,

@@ -20,7 +20,8 @@ from typing import Any, Final
 import msgspec
 
 from zmqdist import clock as time
-from zmqdist.errors import OpError, describe_exit
+from zmqdist.errors import OpError, UnimplementedError, describe_exit
+from zmqdist.observe.wait_reasons import is_stuck, sentence
 
 POLL_S: Final = 0.5
 
@@ -29,6 +30,10 @@ RINGS: Final = {"timeline": 10_000, "failures": 200, "slot_deaths": 200, "refusa
 
 SENT_MAX: Final = 4_000
 """Events of the timeline in one message to a page. A browser draws these in a few ms."""
+
+OTHER_VERSION: Final = (
+    "The dispatcher is of another version of zmqdist: install the same on both ends."
+)
 
 Call = Callable[..., Any]
 
@@ -50,7 +55,6 @@ class Feed:
         self._run = 0
         self._next = 0
         self._facts: dict[str, Any] = {}
-        self._dropped = 0
         self._rings = {name: deque[Any](maxlen=most) for name, most in RINGS.items()}
         self._lines: dict[tuple[int, int], bytes] = {}
         """The encoded messages of this version, by what a page has. Most pages have the same."""
@@ -74,6 +78,13 @@ class Feed:
         finally:
             self._readers -= 1
 
+    async def ask(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the dispatcher, and return its result. Raises OpError."""
+        try:
+            return await asyncio.to_thread(self._call, method, *arguments)
+        except AttributeError:
+            raise UnimplementedError(OTHER_VERSION) from None
+
     async def close(self) -> None:
         """End all streams."""
         self._closed = True
@@ -87,11 +98,11 @@ class Feed:
         while self._readers and not self._closed:
             begin_s = time.monotonic()
             try:
-                record = await asyncio.to_thread(self._call, "facts", self._next, True)
+                self._take(await self.ask("facts", self._next, True))
             except OpError as error:
                 self._facts = {"problem": str(error)}
-            else:
-                self._take(record)
+            except (LookupError, TypeError):
+                self._facts = {"problem": OTHER_VERSION}
             self._version += 1
             self._lines.clear()
             async with self._news:
@@ -104,12 +115,15 @@ class Feed:
         restarted = record["next"] < self._next or self._facts.get("pid", 0) != record["pid"]
         if restarted and "pid" in self._facts:
             self._run += 1
-            self._dropped = 0
             for ring in self._rings.values():
                 ring.clear()
-        self._dropped += timeline["dropped"]
         self._next = record["next"]
-        record["dropped_events"] = self._dropped
+        record["dropped_events"] = timeline["dropped"]
+        for row in record["waiting"]:
+            row.update(sentence=sentence(row), stuck=is_stuck(row))
+        for row in record["actors"]:
+            # a number of 64 bits, which a page would round
+            row["name"] = row["name"] or f"{row['actor'] & 0xFFFFFFFF:08x}"
         events = {name: record.pop(name, ()) for name in RINGS if name != "timeline"}
         for name, rows in {**events, "timeline": timeline["events"]}.items():
             self._rings[name].extend(rows)

@@ -84,7 +84,6 @@ class Dashboard:
         self._socket = _bound(port)
         self._port = self._socket.getsockname()[1]
         self._feed = Feed(call)
-        self._call = call
         settings: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "off"}
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -172,7 +171,7 @@ class Dashboard:
         if method not in questions:
             return _json({"problem": "There is no such question."}, 404)
         try:
-            answer = await asyncio.to_thread(self._call, method, *questions[method])
+            answer = await self._feed.ask(method, *questions[method])
         except OpError as error:
             return _json({"problem": str(error)}, 502)
         return _json({"answer": answer})

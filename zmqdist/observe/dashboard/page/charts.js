@@ -46,7 +46,7 @@ export class Chart {
         legend: { show: false },
         scales: { y: { range: (_, __, most) => [0, Math.max(1, (most ?? 1) * 1.1)] } },
         axes: [
-          { ...axis, values: (_, ticks) => ticks.map(clock), space: 90 },
+          { ...axis, values: (_, ticks) => ticks.map(clock), space: 90, size: 32 },
           { ...axis, size: 62, values: (_, ticks) => ticks.map((tick) => this.show(tick)) },
         ],
         series: [

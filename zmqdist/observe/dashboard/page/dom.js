@@ -43,11 +43,11 @@ export function bar(parts) {
 }
 
 export function share(parts, text) {
-  return el("span", { class: "share" }, bar(parts), text);
+  return el("span", { class: "share" }, bar(parts), el("span", { class: "amount" }, text));
 }
 
-export function stateOf(text, kind) {
-  return el("span", { class: "state", "data-kind": kind }, clean(text, 60));
+export function stateOf(text, kind, most = 60) {
+  return el("span", { class: "state", "data-kind": kind }, el("span", {}, clean(text, most)));
 }
 
 /** The colour that a CSS variable has now, for a canvas. */

@@ -9,8 +9,8 @@ export function clean(text, most = 300) {
   const safe = shown.replace(
     /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g,
     (char) => {
-      const code = char.charCodeAt(0);
-      return code < 0x20 ? String.fromCharCode(0x2400 + code) : "\ufffd";
+      const hex = char.charCodeAt(0).toString(16);
+      return hex.length > 2 ? `\\u${hex.padStart(4, "0")}` : `\\x${hex.padStart(2, "0")}`;
     },
   );
   return safe.length > most ? `${safe.slice(0, most - 1)}…` : safe;
@@ -32,6 +32,11 @@ export function count(number) {
 export function compact(number) {
   if (number == null) return "–";
   return Math.abs(number) < 100_000 ? whole.format(Math.round(number)) : short.format(number);
+}
+
+/** A count for a badge. */
+export function brief(number) {
+  return number < 10_000 ? whole.format(number) : short.format(number);
 }
 
 export function plural(number, noun, nouns = `${noun}s`) {

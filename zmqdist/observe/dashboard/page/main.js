@@ -1,7 +1,7 @@
 // The page: opens the session, follows the facts, and shows one view at a time.
 
 import { el, setText } from "./dom.js";
-import { clean, compact, seconds } from "./format.js";
+import { brief, clean, seconds } from "./format.js";
 import { Refused, follow, open } from "./session.js";
 import { Store } from "./store.js";
 import { Palette } from "./stream.js";
@@ -39,7 +39,8 @@ function route() {
     if (name === entry.id) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  links.get(entry.id).link.scrollIntoView({ block: "nearest", inline: "nearest" });
+  // not scrollIntoView, from where Tab would go on
+  place("side").scrollLeft = links.get(entry.id).link.offsetLeft - 40;
   document.title = `${entry.title} · zmqdist`;
   if (moved) {
     scrollTo(0, 0);
@@ -61,7 +62,7 @@ function drawFrame() {
     const { badge } = links.get(id);
     const [number, kind] = badgeOf(store);
     badge.hidden = !number;
-    setText(badge, compact(number ?? 0));
+    setText(badge, brief(number ?? 0));
     badge.dataset.kind = kind ?? "";
   }
 }

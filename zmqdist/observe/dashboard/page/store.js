@@ -35,7 +35,7 @@ class Events {
     this.assigned[at] = assigned ?? 0;
     this.functions[at] = this.functionOf(name);
     this.rows[at] = this.rowOf(worker, slot);
-    this.outcomes[at] = outcome === "done" ? 0 : outcome === "failed" ? FAILED : OTHER;
+    this.outcomes[at] = outcome === "value" ? 0 : outcome === "cancelled" ? OTHER : FAILED;
     this.works[at] = work;
     if (ended > this.newest) this.newest = ended;
   }

@@ -1,7 +1,7 @@
 // The task stream: a row a slot, time to the right, a block for each run of a function.
 
 import { colour, el, prepared } from "./dom.js";
-import { byName, clean, clock, percent, plural, seconds } from "./format.js";
+import { byName, clean, clock, count, percent, plural, seconds } from "./format.js";
 import { FAILED } from "./store.js";
 
 const WINDOWS = [10, 30, 120, 600];
@@ -169,12 +169,12 @@ export class Stream {
     const wanted = this.filter.value.trim().toLowerCase();
     const known = new Map();
     for (const { number, worker, slot } of this.store.events.slots.values()) {
-      known.set(`${worker}\n${slot}`, { numbers: number, worker, slot, now: null });
+      known.set(`${worker}\n${slot}`, { number, worker, slot, now: null });
     }
     for (const worker of this.store.facts?.workers ?? []) {
       for (const now of worker.slots_now ?? []) {
         const key = `${worker.name}\n${now.slot}`;
-        const row = known.get(key) ?? { numbers: -1, worker: worker.name, slot: now.slot };
+        const row = known.get(key) ?? { number: -1, worker: worker.name, slot: now.slot };
         row.now = now;
         known.set(key, row);
       }
@@ -200,9 +200,9 @@ export class Stream {
     const scale = this.plotWidth / this.span;
     this.view = { left, from, scale, rowPx, shown, height };
     this.axis(context, width, height, left, from, to);
-    const places = new Map(shown.map((row, place) => [row.numbers, place]));
-    const busy = this.ended(context, places, from, to);
-    this.running(context, shown, from, to, busy);
+    const places = new Map(rows.map((row, place) => [row.number, place - this.top]));
+    const busy = this.ended(context, places, fits, from, to);
+    this.running(context, rows, fits, from, to, busy);
     this.labels(context, shown, width, left);
     this.buttons.forEach((button, at) =>
       button.setAttribute("aria-pressed", String(WINDOWS[at] === this.span)),
@@ -236,7 +236,7 @@ export class Stream {
   }
 
   /** Draw the runs that have ended. Returns the seconds of each function in the window. */
-  ended(context, places, from, to) {
+  ended(context, places, fits, from, to) {
     const { events } = this.store;
     const { left, scale, rowPx } = this.view;
     const gap = rowPx >= 12 ? 2 : rowPx >= 6 ? 1 : 0;
@@ -254,6 +254,7 @@ export class Stream {
       const name = events.functions[at];
       const spent = Math.min(events.ended[at], to) - Math.max(started, from);
       busy.set(names[name], (busy.get(names[name]) ?? 0) + Math.max(0, spent));
+      if (place < 0 || place >= fits) return;
       const x = left + Math.max(0, (started - from) * scale);
       const wide = Math.min(events.ended[at], to) - Math.max(started, from);
       const pixels = Math.max(1, wide * scale - (wide * scale > 4 ? 1 : 0));
@@ -277,16 +278,20 @@ export class Stream {
   }
 
   /** Draw the runs that have not ended: an outline, open to the present. */
-  running(context, shown, from, to, busy) {
+  running(context, rows, fits, from, to, busy) {
     const { left, scale, rowPx } = this.view;
     const now = this.store.now();
     const gap = rowPx >= 12 ? 2 : rowPx >= 6 ? 1 : 0;
     this.open = [];
-    shown.forEach((row, place) => {
+    rows.forEach((row, at) => {
+      const place = at - this.top;
       if (row.now?.state !== "running" || row.now.since_s == null) return;
       const age = (performance.now() - this.store.received) / 1000;
       const started = now - row.now.since_s - age;
       if (started > to || now < from) return;
+      const spent = Math.min(now, to) - Math.max(started, from);
+      busy.set(row.now.function, (busy.get(row.now.function) ?? 0) + Math.max(0, spent));
+      if (place < 0 || place >= fits) return;
       const x = left + Math.max(0, (started - from) * scale);
       const right = left + (Math.min(now, to) - from) * scale;
       const pixels = Math.max(1, right - x);
@@ -300,8 +305,6 @@ export class Stream {
         context.strokeRect(x + 0.5, place * rowPx + gap / 2 + 0.5, pixels - 1, rowPx - gap - 1);
       }
       this.open.push([x, place, pixels, row]);
-      const spent = Math.min(now, to) - Math.max(started, from);
-      busy.set(row.now.function, (busy.get(row.now.function) ?? 0) + Math.max(0, spent));
     });
   }
 
@@ -310,25 +313,25 @@ export class Stream {
     context.font = `12px ${getComputedStyle(document.documentElement).getPropertyValue("--mono")}`;
     context.textAlign = "left";
     context.textBaseline = "middle";
-    const every = Math.max(1, Math.ceil(14 / rowPx));
-    const names = new Map();
+    const names = new Set();
+    let free = 0; // from here on there is room for a name
     shown.forEach((row, place) => {
       const first = !names.has(row.worker);
-      names.set(row.worker, true);
+      names.add(row.worker);
       if (place && first && rowPx >= 6) {
         context.fillStyle = colour("line");
         context.fillRect(0, Math.round(place * rowPx), width, 1);
       }
-      const text = first || place % every === 0 ? clean(row.worker, 40) : "";
-      const y = place * rowPx + rowPx / 2;
-      if (place % every === 0 || rowPx >= 14) {
-        context.fillStyle = first ? colour("text") : colour("muted");
-        const tail = rowPx >= 14 ? String(row.slot) : "";
-        const room = left - 22 - tail.length * 7;
-        if (text && (first || rowPx < 14)) context.fillText(cut(context, text, room), 12, y);
-        context.fillStyle = colour("muted");
-        if (tail) context.fillText(tail, left - 10 - tail.length * 7, y);
+      const y = Math.max(8, place * rowPx + rowPx / 2);
+      const slot = rowPx >= 14 ? String(row.slot) : "";
+      if (first && y - 7 >= free) {
+        free = y + 7;
+        context.fillStyle = colour("text");
+        const room = left - 22 - slot.length * 7;
+        context.fillText(cut(context, clean(row.worker, 40), room), 12, y);
       }
+      context.fillStyle = colour("muted");
+      if (slot) context.fillText(slot, left - 10 - slot.length * 7, y);
     });
   }
 
@@ -347,7 +350,11 @@ export class Stream {
       ...(total ? [legendOfFailures()] : []),
     );
     const used = rows ? percent(total / (span * rows)) : "–";
-    this.summary = `${plural(rows, "slot")}, busy ${used} of the time shown`;
+    const { shown } = this.view;
+    const part = this.rowsHidden
+      ? `; rows ${count(this.top + 1)} to ${count(this.top + shown.length)} drawn, scroll for others`
+      : "";
+    this.summary = `${plural(rows, "slot")}, busy ${used} of the time shown${part}`;
     this.canvas.setAttribute(
       "aria-label",
       `Task stream of ${this.summary}. Arrow keys move, plus and minus zoom, Home shows the present.`,

@@ -12,7 +12,7 @@ const LOGS_EVERY_MS = 1_000;
 const LONG_S = 60;
 const MAP_FROM = 24;
 
-const total = (row) => row.total_s ?? row.count * (row.mean_s ?? 0);
+const total = (row) => row.sum_s;
 const sum = (rows, value) => rows.reduce((before, row) => before + (value(row) ?? 0), 0);
 const running = (worker) => (worker.slots_now ?? []).filter((slot) => slot.state === "running");
 
@@ -22,9 +22,8 @@ export function notes(store) {
   const found = [];
   const add = (kind, text, view) => found.push({ kind, text: f.clean(text, 400), view });
   for (const row of facts.waiting ?? []) {
-    const busy = ["all_busy", "window", "ending_round"].includes(row.reason);
-    if (row.count && !busy) {
-      add("bad", `${work(row.count)} cannot start: ${why(row)}`, "waiting");
+    if (row.count && row.stuck) {
+      add("bad", `${work(row.count)} cannot start: ${row.sentence}.`, "waiting");
     }
   }
   if (!facts.workers.length) add("bad", "No worker has registered, so nothing runs.", "workers");
@@ -75,7 +74,6 @@ export function notes(store) {
 }
 
 const work = (number) => `${f.plural(number, "function")}`;
-const why = (row) => [row.sentence ?? row.reason, row.detail].filter(Boolean).join(" ");
 
 class Overview {
   constructor({ store, palette, go }) {
@@ -482,15 +480,20 @@ class Waiting {
     this.top = head("Why work waits", "");
     this.table = new Table(
       [
-        { label: "Why", show: why, value: why, wrap: true },
+        {
+          label: "Why",
+          value: reason,
+          show: (row) => stateOf(reason(row), row.stuck ? "bad" : "", 1_000),
+          wrap: true,
+        },
         figure("Waiting", "count", f.count),
-        words("Program", (row) => this.programs.get(row.coordinator) ?? idOf(row.coordinator)),
+        words("What helps", (row) => REMEDIES[row.reason] ?? "", { wrap: true }),
+        words("Program", (row) => this.programs.get(row.coordinator) ?? ""),
         words("Reason", "reason", { mono: true }),
       ],
       {
         name: "Why work waits",
         key: (row) => `${row.coordinator} ${row.reason} ${row.detail}`,
-        sort: "Waiting",
         empty: "No function waits.",
       },
     );
@@ -530,20 +533,33 @@ class Waiting {
     const { facts } = this.store;
     this.programs = new Map(facts.coordinators.map((row) => [row.coordinator, programOf(row)]));
     const rows = (facts.waiting ?? []).filter((row) => row.count);
+    rows.sort((a, b) => (b.stuck ?? false) - (a.stuck ?? false) || b.count - a.count);
     this.table.update(rows);
     this.coordinators.update(facts.coordinators);
-    const first = rows.reduce((a, b) => (a && a.count >= b.count ? a : b), null);
+    const [first] = rows;
     const number = sum(rows, (row) => row.count);
     const text = first
-      ? `${work(number)} ${number === 1 ? "waits" : "wait"}. ${capital(why(first))}`
+      ? `${work(number)} ${number === 1 ? "waits" : "wait"}. ${first.stuck ? `${f.count(first.count)} cannot start` : "The most"}: ${first.sentence}.`
       : "No function waits.";
     setText(this.top.sentence, f.clean(text, 500));
   }
 }
 
+const REMEDIES = {
+  no_worker: "Start a worker: zmqdist worker, zmqdist scale, or cluster.scale().",
+  all_busy: "Nothing is wrong. More workers or slots end the work sooner.",
+  window: "Nothing is wrong: workers have a little work ahead, so that they never idle.",
+  away: "The worker's host or network does not answer. It comes back, or the work runs elsewhere.",
+  pinned: "The work has worker=: start that worker again, or leave worker= out.",
+  resources: "Start a worker with --resource, or request less.",
+  inputs_elsewhere: "Nothing is wrong: the work waits for room where its large inputs are.",
+  input: "Nothing is wrong: the functions before it run, or wait themselves.",
+  nested_bound: "Raise the bound of nested work, or let functions wait for fewer others.",
+  ending_round: "An error has ended the round: see Failures.",
+};
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
-const idOf = (number) => (BigInt(number ?? 0) & 0xffffffffn).toString(16).padStart(8, "0");
-const programOf = (row) => row.name || idOf(row.coordinator);
+const reason = (row) => capital(row.sentence);
+const programOf = (row) => (row.name || `program ${row.pid}`).replace(/^coordinator /, "");
 
 class Failures {
   constructor({ store }) {
@@ -626,6 +642,17 @@ class Failures {
   }
 }
 
+const CAUSES = {
+  "killed by SIGKILL": "often by the kernel, when the host has no memory left",
+  "killed by SIGSEGV": "a mistake in native code, which the function calls",
+  "killed by SIGABRT": "native code gave up",
+};
+
+function howOf(row) {
+  if (!row.how) return "its end was not seen";
+  return CAUSES[row.how] ? `${row.how}: ${CAUSES[row.how]}` : row.how;
+}
+
 class Losses {
   constructor({ store }) {
     this.store = store;
@@ -636,7 +663,7 @@ class Losses {
     this.deaths = new Table(
       [
         words("Worker", "worker", { mono: true }),
-        { label: "How it ended", show: (row) => row.how, wrap: true },
+        { label: "How it ended", show: howOf, wrap: true },
         words("Function", (row) => row.function || "–", { mono: true }),
         figure("When", (row) => this.store.facts.at - row.at, f.ago, { tone: () => "" }),
         figure("Pid", "pid", String, { tone: () => "" }),
@@ -653,7 +680,7 @@ class Losses {
     this.lost = new Table(
       [
         words("Worker", "name", { mono: true }),
-        { label: "How it ended", show: (row) => row.how ?? "–" },
+        { label: "How it ended", show: howOf, wrap: true },
         words("Why", "reason", { wrap: true }),
         figure("When", "ago_s", f.ago, { tone: () => "" }),
       ],
@@ -815,7 +842,7 @@ const Actors = single(
   "Where each actor lives, what it costs, and how long its calls take.",
   "Actors",
   [
-    words("Actor", (row) => row.name || idOf(row.actor), { mono: true }),
+    words("Actor", "name", { mono: true }),
     words("Class", "cls", { mono: true }),
     {
       label: "State",
@@ -851,7 +878,8 @@ class Logs {
     this.since = 0;
     this.lines = [];
     this.due = 0;
-    this.workers = el("select", { class: "field", "aria-label": "Worker" }, el("option", { value: "" }, "All workers"));
+    this.workers = el("select", { class: "field", "aria-label": "Worker" });
+    this.choices = [""];
     this.workers.addEventListener("change", () => this.restart());
     this.filter = el("input", {
       class: "field",
@@ -873,6 +901,10 @@ class Logs {
     );
   }
 
+  chosen() {
+    return this.choices[this.workers.selectedIndex] ?? "";
+  }
+
   restart() {
     this.since = 0;
     this.lines = [];
@@ -885,10 +917,13 @@ class Logs {
     const names = this.store.facts.workers.map((row) => row.name).sort(f.byName).slice(0, 1_000);
     if (names.join("\n") !== this.names) {
       this.names = names.join("\n");
-      const chosen = this.workers.value;
-      const options = names.map((name) => el("option", { value: name }, f.clean(name, 100)));
-      this.workers.replaceChildren(el("option", { value: "" }, "All workers"), ...options);
-      this.workers.value = names.includes(chosen) ? chosen : "";
+      const chosen = this.chosen();
+      this.choices = ["", ...names];
+      this.workers.replaceChildren(
+        el("option", {}, "All workers"),
+        ...names.map((name) => el("option", {}, f.clean(name, 100))),
+      );
+      this.workers.selectedIndex = Math.max(0, this.choices.indexOf(chosen));
     }
     if (performance.now() < this.due) return;
     this.due = Infinity; // until the answer is there
@@ -896,10 +931,10 @@ class Logs {
   }
 
   async ask() {
-    const worker = this.workers.value;
+    const worker = this.chosen();
     try {
       const answer = await ask("logs", { worker, since: this.since });
-      if (worker !== this.workers.value) return;
+      if (worker !== this.chosen()) return;
       this.since = answer.next;
       this.lines = [...this.lines, ...answer.lines].slice(-LOG_LINES_MAX);
       this.problem = "";
@@ -972,6 +1007,6 @@ export const VIEWS = [
 
 function waitingBadge({ facts }) {
   const rows = facts.waiting ?? [];
-  const stuck = rows.some((row) => row.count && !["all_busy", "window", "ending_round"].includes(row.reason));
+  const stuck = rows.some((row) => row.count && row.stuck);
   return [sum(rows, (row) => row.count), stuck ? "bad" : ""];
 }
