@@ -195,7 +195,7 @@ class Cluster:
     def _repr_html_(self) -> HtmlRows:
         yield "dispatcher", self.target
         yield "state", "closed" if self._disconnected else None
-        yield "dashboard", getattr(self, "dashboard_url", None)
+        yield "dashboard", self.dashboard_url
 
     def _dispatcher_client(self, timeout_s: float = CONNECT_S) -> DispatcherClient:
         with self._client_lock:

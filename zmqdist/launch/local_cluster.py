@@ -342,7 +342,7 @@ class local_cluster(Cluster):
             ("dispatcher", self.target),
             ("workers", self._workers),
             ("parameter servers", len(self.ps) or None),
-            ("dashboard", getattr(self, "dashboard_url", None)),
+            ("dashboard", self.dashboard_url),
         ]
 
     def _check_open(self) -> None:
