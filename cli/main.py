@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "top": ("status", "Show the workers, queues and lost workers of a dispatcher, live."),
     "dashboard": ("dashboard", "Show a running cluster in the browser."),
     "stack": ("inside", "Show where the functions of a worker are in their code."),
+    "metrics": ("metrics", "Serve the figures of a running cluster for Prometheus."),
     "methods": ("call", "List the methods of a server."),
     "call": ("call", "Call a method of a server."),
     "validate": ("validate", "Check a cluster file."),
