@@ -81,11 +81,11 @@ def test_rebound_name_is_refused_without_token(server: MetricsServer, host: str)
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics/../etc/passwd", "/%2e%2e/metrics"])
-def test_other_paths_are_not_found(server: MetricsServer, path: str) -> None:
+def test_unknown_paths_are_not_found(server: MetricsServer, path: str) -> None:
     assert get(server, path) == (404, "the metrics are at /metrics\n")
 
 
-def test_other_methods_are_refused(server: MetricsServer) -> None:
+def test_post_is_refused(server: MetricsServer) -> None:
     assert get(server, method="POST")[0] == 501
 
 

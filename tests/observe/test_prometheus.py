@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.observe.dashboard.made_up import NASTY, MadeUp
 from zmqdist.errors import UnavailableError
-from zmqdist.observe.prometheus import LABEL_VALUES_MAX, LABELS_MAX, OTHERS, ClusterCollector
+from zmqdist.observe.prometheus import OTHERS, ClusterCollector
 from zmqdist.observe.wait_reasons import REASONS
 
 BOARD = Path(__file__).parents[2] / "deploy/grafana.json"
@@ -68,7 +68,7 @@ def test_figures_have_base_units_and_labels() -> None:
     assert samples["zmqdist_workers_wanted", ()] == 5
 
 
-def test_every_reason_has_a_series() -> None:
+def test_reasons_without_work_have_a_series() -> None:
     samples = scrape(ClusterCollector(Record(waiting=[]).call, 1.0))
     shown = {dict(labels)["reason"] for name, labels in samples if name == "zmqdist_work_waiting"}
     assert shown == set(REASONS)
@@ -92,9 +92,8 @@ def test_names_from_elsewhere_make_no_endless_series() -> None:
         samples = scrape(collector)
     assert samples["zmqdist_function_duration_seconds_count", (("function", OTHERS),)] == 100
     assert samples["zmqdist_workers", (("state", "alive"),)] == 1_000
-    for label, values in collector._values.items():  # reach: the bound itself
-        assert len(values) <= LABELS_MAX.get(label, LABEL_VALUES_MAX)
-    assert len(samples) < 2_000
+    # the first two batches of workers, and the first of jobs, have all the room
+    assert not [labels for _, labels in samples if {"worker", "job_name"} & {*dict(labels)}]
 
 
 def test_hostile_names_are_one_line_of_text() -> None:

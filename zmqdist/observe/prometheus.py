@@ -43,7 +43,7 @@ Facts = Mapping[str, Any]
 Labels = tuple[str, ...]
 
 
-class Figure(NamedTuple):
+class MetricRow(NamedTuple):
     """A metric: its name without `zmqdist_`, its help, and the key of a row that has its value. A
     name that ends with `_total` is a counter, others are gauges. `scale` makes base units."""
 
@@ -54,67 +54,67 @@ class Figure(NamedTuple):
 
 
 CLUSTER: Final = (
-    Figure("dispatcher_uptime_seconds", "Time since the dispatcher began.", "uptime_s"),
-    Figure("dispatcher_resident_memory_bytes", "Memory of the dispatcher.", "rss_bytes"),
-    Figure("work_queued", "Functions in the dispatcher's queues.", "queued"),
-    Figure("relayed_pieces_total", "Pieces that passed through the dispatcher.", "relayed"),
-    Figure("refused_handshakes_total", "Connections that were refused.", "refused_handshakes"),
-    Figure("worker_losses_total", "Workers that were lost.", "losses_count"),
-    Figure("slot_deaths_total", "Slot processes that died in a function.", "slot_deaths_count"),
+    MetricRow("dispatcher_uptime_seconds", "Time since the dispatcher began.", "uptime_s"),
+    MetricRow("dispatcher_resident_memory_bytes", "Memory of the dispatcher.", "rss_bytes"),
+    MetricRow("work_queued", "Functions in the dispatcher's queues.", "queued"),
+    MetricRow("relayed_pieces_total", "Pieces that passed through the dispatcher.", "relayed"),
+    MetricRow("refused_handshakes_total", "Connections that were refused.", "refused_handshakes"),
+    MetricRow("worker_losses_total", "Workers that were lost.", "losses_count"),
+    MetricRow("slot_deaths_total", "Slot processes that died in a function.", "slot_deaths_count"),
 )
 TOTALS: Final = (
-    Figure("work_submitted_total", "Functions that programs have submitted.", "submitted"),
-    Figure("work_done_total", "Functions that have ended with an outcome.", "done"),
-    Figure("work_failed_total", "Functions and calls of actors that have failed.", "failed"),
-    Figure("work_cancelled_total", "Functions that were cancelled.", "cancelled"),
-    Figure("work_lost_starts_total", "Starts that were lost with a process.", "lost_starts"),
-    Figure("work_retried_total", "Retries of functions that had failed.", "retried"),
+    MetricRow("work_submitted_total", "Functions that programs have submitted.", "submitted"),
+    MetricRow("work_done_total", "Functions that have ended with an outcome.", "done"),
+    MetricRow("work_failed_total", "Functions and calls of actors that have failed.", "failed"),
+    MetricRow("work_cancelled_total", "Functions that were cancelled.", "cancelled"),
+    MetricRow("work_lost_starts_total", "Starts that were lost with a process.", "lost_starts"),
+    MetricRow("work_retried_total", "Retries of functions that had failed.", "retried"),
 )
 WORKERS: Final = (
-    Figure("worker_slots", "Slots of the worker.", "slots"),
-    Figure("worker_running", "Functions that run at the worker.", "running"),
-    Figure("worker_leases", "Functions that the worker has, those that run included.", "leases"),
-    Figure("worker_done_total", "Functions that have ended at the worker.", "done"),
-    Figure("worker_failed_total", "Functions that have failed at the worker.", "failed"),
-    Figure("worker_slot_deaths_total", "Slot processes of it that died.", "slot_deaths"),
-    Figure("worker_silent_seconds", "Time since the last message of the worker.", "idle_s"),
-    Figure("worker_cpu_cores", "Processors that it uses, with its slots.", "cpu_percent", 0.01),
-    Figure("worker_resident_memory_bytes", "Memory of it, slots and actors.", "rss_bytes"),
-    Figure("worker_host_memory_bytes", "Memory of its host.", "host_memory_bytes"),
-    Figure("worker_host_memory_free_bytes", "Free memory there.", "host_memory_free_bytes"),
-    Figure("worker_kept_bytes", "Results that it holds.", "kept_bytes"),
-    Figure("worker_shared_memory_bytes", "Shared memory that it holds.", "shm_bytes"),
-    Figure("worker_received_bytes_total", "Arguments that have arrived.", "bytes_in"),
-    Figure("worker_sent_bytes_total", "Results that have left.", "bytes_out"),
-    Figure("worker_longest_run_seconds", "Age of the oldest run in its slots.", "longest_s"),
+    MetricRow("worker_slots", "Slots of the worker.", "slots"),
+    MetricRow("worker_running", "Functions that run at the worker.", "running"),
+    MetricRow("worker_leases", "Functions that the worker has, those that run included.", "leases"),
+    MetricRow("worker_done_total", "Functions that have ended at the worker.", "done"),
+    MetricRow("worker_failed_total", "Functions that have failed at the worker.", "failed"),
+    MetricRow("worker_slot_deaths_total", "Slot processes of it that died.", "slot_deaths"),
+    MetricRow("worker_silent_seconds", "Time since the last message of the worker.", "idle_s"),
+    MetricRow("worker_cpu_cores", "Processors that it uses, with its slots.", "cpu_percent", 0.01),
+    MetricRow("worker_resident_memory_bytes", "Memory of it, slots and actors.", "rss_bytes"),
+    MetricRow("worker_host_memory_bytes", "Memory of its host.", "host_memory_bytes"),
+    MetricRow("worker_host_memory_free_bytes", "Free memory there.", "host_memory_free_bytes"),
+    MetricRow("worker_kept_bytes", "Results that it holds.", "kept_bytes"),
+    MetricRow("worker_shared_memory_bytes", "Shared memory that it holds.", "shm_bytes"),
+    MetricRow("worker_received_bytes_total", "Arguments that have arrived.", "bytes_in"),
+    MetricRow("worker_sent_bytes_total", "Results that have left.", "bytes_out"),
+    MetricRow("worker_longest_run_seconds", "Age of the oldest run in its slots.", "longest_s"),
 )
 FUNCTIONS: Final = (
-    Figure("function_running", "Runs of the function now.", "running"),
-    Figure("function_queued", "Queued items of the function.", "queued"),
-    Figure("function_failed_total", "Runs of the function that have failed.", "failed"),
-    Figure("function_cpu_seconds_total", "Processor time of the function.", "cpu_s"),
-    Figure("function_received_bytes_total", "Bytes of its arguments.", "bytes_in"),
-    Figure("function_sent_bytes_total", "Bytes of its results.", "bytes_out"),
+    MetricRow("function_running", "Runs of the function now.", "running"),
+    MetricRow("function_queued", "Queued items of the function.", "queued"),
+    MetricRow("function_failed_total", "Runs of the function that have failed.", "failed"),
+    MetricRow("function_cpu_seconds_total", "Processor time of the function.", "cpu_s"),
+    MetricRow("function_received_bytes_total", "Bytes of its arguments.", "bytes_in"),
+    MetricRow("function_sent_bytes_total", "Bytes of its results.", "bytes_out"),
 )
 ACTORS: Final = (
-    Figure("actors", "Actors by class and state.", "one"),
-    Figure("actor_calls_per_second", "Calls that actors of the class end.", "calls_per_s"),
-    Figure("actor_calls_waiting", "Calls that wait for actors of the class.", "waiting"),
-    Figure("actor_resident_memory_bytes", "Memory of actors of the class.", "rss_bytes"),
+    MetricRow("actors", "Actors by class and state.", "one"),
+    MetricRow("actor_calls_per_second", "Calls that actors of the class end.", "calls_per_s"),
+    MetricRow("actor_calls_waiting", "Calls that wait for actors of the class.", "waiting"),
+    MetricRow("actor_resident_memory_bytes", "Memory of actors of the class.", "rss_bytes"),
 )
 JOBS: Final = (
-    Figure("data_elements_per_second", "Elements that the job makes.", "elements_per_s"),
-    Figure("data_bytes_per_second", "Bytes that the job makes.", "bytes_per_s"),
-    Figure("data_buffered_elements", "Elements that wait for readers.", "buffered"),
-    Figure("data_buffer_room_elements", "Elements that may wait for readers.", "room"),
-    Figure("data_readers", "Readers of the job.", "clients"),
-    Figure("data_tasks", "Tasks of the job that run.", "tasks"),
+    MetricRow("data_elements_per_second", "Elements that the job makes.", "elements_per_s"),
+    MetricRow("data_bytes_per_second", "Bytes that the job makes.", "bytes_per_s"),
+    MetricRow("data_buffered_elements", "Elements that wait for readers.", "buffered"),
+    MetricRow("data_buffer_room_elements", "Elements that may wait for readers.", "room"),
+    MetricRow("data_readers", "Readers of the job.", "clients"),
+    MetricRow("data_tasks", "Tasks of the job that run.", "tasks"),
 )
 VARIABLES: Final = (
-    Figure("variables", "Variables of the server.", "one"),
-    Figure("variable_bytes", "Bytes of its variables.", "bytes"),
-    Figure("variable_updates_total", "Updates of its variables.", "updates"),
-    Figure("variable_wait_seconds_total", "Time that updates have waited.", "waits_s"),
+    MetricRow("variables", "Variables of the server.", "one"),
+    MetricRow("variable_bytes", "Bytes of its variables.", "bytes"),
+    MetricRow("variable_updates_total", "Updates of its variables.", "updates"),
+    MetricRow("variable_wait_seconds_total", "Time that updates have waited.", "waits_s"),
 )
 
 
@@ -192,12 +192,12 @@ class ClusterCollector:
     def _methods(self, rows: Iterable[Facts]) -> Iterator[Metric]:
         names = {"process": "process", "method": "method"}
         labelled = list(self._labelled(rows, **names))
-        figure = Figure("rpc_failed_total", "Calls of RPC methods that have failed.", "failed")
+        figure = MetricRow("rpc_failed_total", "Calls of RPC methods that have failed.", "failed")
         yield from self._families((figure,), tuple(names), labelled)
         yield _summary("rpc_duration_seconds", "Calls of RPC methods.", tuple(names), labelled)
 
     def _families(
-        self, figures: Iterable[Figure], names: Labels, rows: Iterable[tuple[Labels, Facts]]
+        self, figures: Iterable[MetricRow], names: Labels, rows: Iterable[tuple[Labels, Facts]]
     ) -> Iterator[Metric]:
         rows = list(rows)
         for figure in figures:
