@@ -118,7 +118,7 @@ def test_dispatcher_that_is_away_is_a_figure() -> None:
     assert scrape(collector)["zmqdist_up", ()] == 1
 
 
-def test_dispatcher_is_asked_once_in_an_interval() -> None:
+def test_scrapes_of_an_interval_share_one_call() -> None:
     record = Record()
     collector = ClusterCollector(record.call, 3600.0)
     assert scrape(collector) == scrape(collector)
