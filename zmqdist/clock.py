@@ -18,6 +18,9 @@ from zmqdist.errors import InvalidArgumentError
 
 monotonic: Final[Callable[[], float]] = partial(_time.clock_gettime, _time.CLOCK_MONOTONIC)
 perf_counter: Final = monotonic
+thread_time: Final[Callable[[], float]] = partial(
+    _time.clock_gettime, _time.CLOCK_THREAD_CPUTIME_ID
+)
 time: Final[Callable[[], float]] = partial(_time.clock_gettime, _time.CLOCK_REALTIME)
 sleep: Final = _time.sleep
 

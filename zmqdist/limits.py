@@ -858,8 +858,10 @@ EVENTS_KEPT: Final = 20_000
 EVENTS_SENT_MAX: Final = 2_000
 """Runs in one report of a worker; the others are only counted."""
 
-FAILURES_PER_S: Final = 8.0
-"""Failures a second that one process reports with their tracebacks; the others are only counted."""
+FAILURES_PER_S: Final = 2.0
+FAILURES_AT_ONCE: Final = 8
+"""Failures that one process reports with their tracebacks: so many a second, and at once if it has
+reported none for long. The others are only counted."""
 
 FAILURE_MESSAGE_CHARS_MAX: Final = 500
 """Characters of the message of an error in the facts."""

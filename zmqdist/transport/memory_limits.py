@@ -66,12 +66,20 @@ def private_bytes(pid: int, proc: Path = _PROC) -> int:
     return sum(int(words[1]) * 1024 for words in sizes)
 
 
-def rss_bytes(pid: int, proc: Path = _PROC) -> int:
-    """Return the bytes of RAM that a process occupies, shared ones included; 0 if it has ended."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        pages = int((proc / str(pid) / "statm").read_bytes().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    return 0
+def usage(pid: int) -> tuple[int, float]:
+    """Return the bytes of RAM that a process occupies, shared ones included, and the seconds of
+    processor time that it has used; (0, 0.0) if it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b") ")[2].split()
+        ticks = int(fields[11]) + int(fields[12])
+        return int(fields[21]) * _PAGE_BYTES, ticks / _TICKS_PER_S
+    except (OSError, ValueError, IndexError):
+        return 0, 0.0
+
+
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 def available_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:

@@ -69,7 +69,7 @@ from zmqdist.scheduling.shared.parts import DispatcherPart
 from zmqdist.scheduling.shared.store import RELAY
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
-from zmqdist.transport.memory_limits import TRIM_WORTH_ITEMS, rss_bytes, trim_heap
+from zmqdist.transport.memory_limits import TRIM_WORTH_ITEMS, trim_heap, usage
 from zmqdist.transport.own_address import bindable
 from zmqdist.transport.process_ends import watch_process_end
 from zmqdist.transport.router import NAME_CHARS_MAX, Peer, Router
@@ -371,7 +371,7 @@ class DispatcherRuntime(Generic[P]):
             "address": self.address,
             "pid": os.getpid(),
             "host": socket.gethostname(),
-            "rss_bytes": rss_bytes(os.getpid()),
+            "rss_bytes": usage(os.getpid())[0],
             "scaling": None if self.scaler is None else self.scaler.figures(),
             "data": self.part.status(),
             "relayed": self._relay.pieces,

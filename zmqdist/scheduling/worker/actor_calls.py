@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import logging
+import os
 import queue
 import threading
 from collections import defaultdict, deque
@@ -31,6 +32,7 @@ from zmqdist.messages import (
     ActorSpec,
     CallActor,
     CancelActorCalls,
+    FailureFacts,
     ResultReceived,
     StreamCredit,
 )
@@ -43,7 +45,8 @@ from zmqdist.scheduling.shared.references import (
 )
 from zmqdist.scheduling.shared.store import BulkStore
 from zmqdist.scheduling.worker.actor_calls_machine import ActorCall, ActorCallQueue, CallState
-from zmqdist.scheduling.worker.function_call import run, run_method
+from zmqdist.scheduling.worker.function_call import last_failure, run, run_method
+from zmqdist.scheduling.worker.run_figures import CallRun, RunTable, Tally
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Peer, Router
 from zmqdist.wire import results, trusted
@@ -77,8 +80,20 @@ class ActorCalls:
     thread."""
 
     def __init__(
-        self, loop: Loop, router: Router, store: BulkStore, spec: ActorSpec, incarnation: int
+        self,
+        loop: Loop,
+        router: Router,
+        store: BulkStore,
+        spec: ActorSpec,
+        incarnation: int,
+        table: RunTable,
+        report: Callable[[list[FailureFacts], list[CallRun]], object],
     ) -> None:
+        self._table, self._report = table, report
+        self._tally = Tally(table)
+        self._numbers = {name: at for at, name in enumerate(sorted(spec.methods), 1)}
+        self._failed: list[FailureFacts] = []
+        self._ran: list[CallRun] = []
         self._loop, self._router, self._store = loop, router, store
         self._spec, self._incarnation = spec, incarnation
         self._queue = ActorCallQueue(0)  # `run` admits calls
@@ -134,6 +149,7 @@ class ActorCalls:
             )
             items = [(work, attempt, ERROR, error) for work, attempt in refused]
             self._router.send(peer, ActorResults(self._incarnation, items))
+        self._table.note_waiting(self._queue.unended)
         self._give_next()
 
     def _give_next(self) -> None:
@@ -215,6 +231,12 @@ class ActorCalls:
                 stream.is_ended = True
                 if not stream.sent:
                     del self._streams[peer, call.work]
+        self._table.note_waiting(self._queue.unended)
+        if self._failed or self._ran:
+            failed, ran = self._failed[:], self._ran[:]
+            del self._failed[: len(failed)], self._ran[: len(ran)]
+            with contextlib.suppress(OSError):  # the worker has closed the pipe
+                self._report(failed, ran)
         for peer, items in by_peer.items():
             for part in split(items):
                 self._router.send(peer, ActorResults(self._incarnation, part))
@@ -253,12 +275,15 @@ class ActorCalls:
                     self._outcomes.append((call, VALUE, b""))
                     continue
                 self._current = call
+                began = self._begin_call(call)
                 kind, payload = run(methods, 0, call.method, call.payload)
+                ended = self._end_call(call, began, kind, payload)
                 self._current = None
                 self._append(call, kind, payload)
-                if time.monotonic() > flush_at:
+                if ended > flush_at:
                     self._loop.call_soon(self._flush)
                     flush_at = time.monotonic() + FLUSH_S
+            self._tally.turn_to((0, 0))
             self._loop.call_soon(self._flush)
         self._loop.run(self._flush)
 
@@ -271,7 +296,11 @@ class ActorCalls:
         async def run_one(call: ActorCall) -> None:
             _running.set(call)
             try:
+                began = time.monotonic()
                 kind, payload = await run_method(methods, 0, call.method, call.payload)
+                self._tally.turn_to((0, self._numbers.get(call.method, 0)))
+                self._end_call(call, began, kind, payload)
+                self._tally.turn_to((0, 0))
                 self._append(call, kind, payload)
             finally:
                 del tasks[call]
@@ -341,6 +370,36 @@ class ActorCalls:
                     self._send_item(call, item)
 
         return send_all
+
+    def _begin_call(self, call: ActorCall) -> float:
+        """Record for the facts that a call begins. Return when."""
+        key = 0, self._numbers.get(call.method, 0)
+        if key != self._tally.key:
+            self._tally.turn_to(key)
+        began = time.monotonic()
+        self._table.begin(began)
+        return began
+
+    def _end_call(self, call: ActorCall, began: float, kind: int, payload: Any) -> float:
+        """Record for the facts that a call has ended. Return when."""
+        tally, ended = self._tally, time.monotonic()
+        tally.durations.append(ended - began)
+        tally.bytes_in += len(call.payload)
+        parts = payload if kind == BULK else [payload]
+        tally.bytes_out += sum(memoryview(part).nbytes for part in parts)
+        watches_runs = self._table.watches_runs and self._table.may_report_run(ended)
+        if kind == ERROR or watches_runs:
+            peer: Any = call.caller
+            method = f"{self._spec.cls}.{call.method}"
+            place = peer.hello.incarnation, call.work, call.attempt
+            if watches_runs:
+                self._ran.append((method, *place, began, ended, kind))
+            texts = last_failure.take() if kind == ERROR else None
+            if kind == ERROR:
+                tally.failed += 1
+            if texts is not None:
+                self._failed.append(FailureFacts(0, os.getpid(), *texts, method, *place))
+        return ended
 
     def _send_item(self, call: ActorCall, item: Any) -> None:
         pack = results.pack if call.payload[:1] == results.SAFE else trusted.pack

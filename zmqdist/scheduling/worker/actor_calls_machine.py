@@ -88,6 +88,11 @@ class ActorCallQueue:
         """Return the number of connections with calls that have not ended."""
         return len(self._callers)
 
+    @property
+    def unended(self) -> int:
+        """The number of calls that wait or run."""
+        return sum(len(record.calls) for record in self._callers.values())
+
     def former(self, caller: Hashable, program: int) -> Hashable | None:
         """Return the earlier connection of a program that has sent calls over this one, for
         `caller_gone` (C7)."""

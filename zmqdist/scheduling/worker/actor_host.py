@@ -11,6 +11,7 @@ The code of this module runs in the loop's thread.
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 from collections.abc import Callable
 
@@ -25,8 +26,10 @@ from zmqdist.scheduling.worker.actor_main import (
     ActorBegin,
     ActorFailed,
     ActorMessage,
+    ActorReport,
     ActorServes,
 )
+from zmqdist.scheduling.worker.run_figures import TABLE_BYTES, RunReader, new_table
 from zmqdist.scheduling.worker.worker_events import (
     ActorEnded,
     ActorServing,
@@ -34,6 +37,7 @@ from zmqdist.scheduling.worker.worker_events import (
     KillActor,
     SpawnActor,
 )
+from zmqdist.scheduling.worker.worker_reports import ActorAtWork, WorkerReports
 from zmqdist.task_context import Worker
 from zmqdist.transport.endpoint import split
 from zmqdist.transport.loop import Loop
@@ -55,6 +59,7 @@ class ActorProcesses:
       dispatcher: the dispatcher's address.
       worker: returns the worker's index and the number of workers.
       variables: returns the environment variables of a process for these devices.
+      facts: gets what the processes report for the facts.
     """
 
     def __init__(
@@ -67,7 +72,9 @@ class ActorProcesses:
         dispatcher: str,
         worker: Worker,
         variables: Callable[[tuple[int, ...]], dict[str, str]],
+        facts: WorkerReports,
     ) -> None:
+        self.facts = facts
         self.loop = loop
         self.feed = feed
         self._children = children
@@ -84,6 +91,7 @@ class ActorProcesses:
             listener = listen(self._bind)
             address = join_address(self._host, listener.getsockname()[1])
             descriptors.append(listener.detach())
+            descriptors.append(process.share_table())
             process.pipe = LoopPipe(self.loop, ACTOR_CODEC, process.receive)
             descriptors.insert(0, process.pipe.theirs)
             begin = ActorBegin(
@@ -119,6 +127,10 @@ class ActorProcesses:
         if kill.incarnation in self._processes:
             self._processes[kill.incarnation].kill()
 
+    def at_work(self) -> list[ActorAtWork]:
+        """Return the actors that have a process."""
+        return [process.at_work for process in self._processes.values() if process.child.pid]
+
     def forget(self, incarnation: int) -> None:
         self._processes.pop(incarnation).close()
 
@@ -133,18 +145,37 @@ class _Process:
 
     child: BoundChild
     pipe: LoopPipe[ActorMessage] | None = None
+    _table: tuple[mmap.mmap, RunReader] | None = None
 
     def __init__(self, owner: ActorProcesses, spawn: SpawnActor) -> None:
         self._owner = owner
+        self._spec = spawn.spec
         self._incarnation, self._cls = spawn.incarnation, spawn.spec.cls
         self._error = b""
         self._ends = False
+
+    def share_table(self) -> int:
+        """Make the table of the process's figures, and return its descriptor."""
+        fd = new_table("zmqdist-actor")
+        memory = mmap.mmap(fd, TABLE_BYTES)
+        self._table = memory, RunReader(memory)
+        return fd
+
+    @property
+    def at_work(self) -> ActorAtWork:
+        assert self._table is not None
+        spec = self._spec
+        return ActorAtWork(
+            spec.actor, spec.cls, self.child.pid, self._table[1], sorted(spec.methods)
+        )
 
     def receive(self, message: ActorMessage, _: Parts) -> None:
         if isinstance(message, ActorServes):
             self._owner.feed(ActorServing(self._incarnation, message.address, message.key))
         elif isinstance(message, ActorFailed):
             self._error = message.error
+        elif isinstance(message, ActorReport):
+            self._owner.facts.calls_reported(message.failures, message.runs)
 
     def end(self) -> None:
         self._ends = True
@@ -158,6 +189,8 @@ class _Process:
     def process_exited(self, code: int) -> None:
         assert self.pipe is not None
         self.pipe.drain()  # the process may have sent the error of its `__init__`
+        last = self.at_work
+        self._owner.facts.take_runs(last.runs, last.cls, last.methods)
         self._owner.forget(self._incarnation)
         if self._error:
             reason = "its object could not be made"
@@ -175,3 +208,7 @@ class _Process:
     def close(self) -> None:
         if self.pipe is not None:
             self.pipe.close()
+        if self._table is not None:
+            memory, runs = self._table
+            runs.close()
+            memory.close()

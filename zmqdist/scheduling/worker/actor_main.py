@@ -8,6 +8,7 @@ ActorServes or ActorFailed; when the worker closes its end, the actor ends: no f
 
 from __future__ import annotations
 
+import mmap
 import os
 import secrets
 import sys
@@ -17,13 +18,14 @@ from typing import Final, TypeAlias
 import msgspec
 
 from zmqdist import task_context
-from zmqdist.messages import ActorSpec
+from zmqdist.messages import ActorSpec, FailureFacts
 from zmqdist.process.pipe import BlockingPipe, PipeCodec
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.shared import actor_class, own_cluster, remote_results
 from zmqdist.scheduling.shared.store import BulkStore, Fetcher
 from zmqdist.scheduling.worker.actor_calls import CALLERS, ActorCalls
 from zmqdist.scheduling.worker.function_call import make_object
+from zmqdist.scheduling.worker.run_figures import TABLE_BYTES, CallRun, RunTable
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Router
@@ -63,20 +65,29 @@ class ActorFailed(msgspec.Struct, array_like=True, tag=3):
     error: bytes
 
 
-ActorMessage: TypeAlias = ActorBegin | ActorServes | ActorFailed
+class ActorReport(msgspec.Struct, array_like=True, tag=4):
+    """Actor to worker: calls that have failed and, while a watcher asks, calls that have ended."""
+
+    failures: list[FailureFacts]
+    runs: list[CallRun]
+
+
+ActorMessage: TypeAlias = ActorBegin | ActorServes | ActorFailed | ActorReport
 
 ACTOR_CODEC: Final[PipeCodec[ActorMessage]] = PipeCodec(
     msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(ActorMessage).decode
 )
 
 
-def main(pipe_fd: int, listener_fd: int) -> None:
+def main(pipe_fd: int, listener_fd: int, table_fd: int) -> None:
     """Run an actor until the worker closes the pipe. Does not return."""
     pipe = BlockingPipe(pipe_fd, ACTOR_CODEC)
     try:
         begin, _ = pipe.receive()
         assert isinstance(begin, ActorBegin)
-        _serve(begin, pipe, listener_fd)
+        table = RunTable(mmap.mmap(table_fd, TABLE_BYTES))
+        os.close(table_fd)
+        _serve(begin, pipe, listener_fd, table)
     except (EOFError, OSError):
         pass
     finally:
@@ -88,7 +99,9 @@ def main(pipe_fd: int, listener_fd: int) -> None:
         os._exit(0)
 
 
-def _serve(begin: ActorBegin, pipe: BlockingPipe[ActorMessage], listener_fd: int) -> None:
+def _serve(
+    begin: ActorBegin, pipe: BlockingPipe[ActorMessage], listener_fd: int, table: RunTable
+) -> None:
     spec = begin.spec
     credentials = Credentials.from_environment()
     store_number = secrets.randbits(62) | 1
@@ -97,7 +110,15 @@ def _serve(begin: ActorBegin, pipe: BlockingPipe[ActorMessage], listener_fd: int
     router = Router(loop, security, our_hello("server", store_number, f"actor {spec.cls}"))
     service = RpcService("actor")
     store = BulkStore(service, CALLERS, store_number)
-    calls = ActorCalls(loop, router, store, spec, begin.incarnation)
+    calls = ActorCalls(
+        loop,
+        router,
+        store,
+        spec,
+        begin.incarnation,
+        table,
+        lambda failures, runs: pipe.send(ActorReport(failures, runs)),
+    )
     fetcher = Fetcher(credentials, "worker", begin.dispatcher)
     service.attach(router, loop, store_number)
     loop.on_stop(service.close)

@@ -11,11 +11,20 @@ exception of the user's code leaves this module.
 from __future__ import annotations
 
 import inspect
+import threading
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol
 
+from zmqdist import clock as time
 from zmqdist.errors import InternalError
+from zmqdist.limits import (
+    FAILURE_MESSAGE_CHARS_MAX,
+    FAILURES_AT_ONCE,
+    FAILURES_PER_S,
+    TRACEBACK_CHARS_MAX,
+)
 from zmqdist.messages import BULK, ERROR, INPUT_LOST, KEPT, VALUE
 from zmqdist.scheduling.shared import remote_results, resources
 from zmqdist.scheduling.shared.references import (
@@ -29,6 +38,7 @@ from zmqdist.scheduling.shared.references import (
 )
 from zmqdist.scheduling.shared.resources import SlotResources
 from zmqdist.scheduling.shared.result_parts import COUNT_BYTES, pack_parts
+from zmqdist.scheduling.worker.run_figures import Allowance
 from zmqdist.task_context import get_current_worker_index
 from zmqdist.wire import results, trusted
 
@@ -46,12 +56,14 @@ class Functions:
     large captured data does not stay in memory.
 
     Attributes:
+      fetched_bytes: the bytes of all parts of payloads so far.
       resources: the per-worker resources. No resource has the number of a function, so `forget`
         accepts the numbers of both.
     """
 
     def __init__(self, fetcher: PartsFetcher) -> None:
         self.resources = SlotResources(fetcher)
+        self.fetched_bytes = 0
         self._fetcher = fetcher
         self._pickled: dict[tuple[int, int], bytes] = {}
         self._loaded: dict[tuple[int, int], Any] = {}
@@ -87,7 +99,33 @@ class Functions:
     def fetched(self, payload: bytes) -> list[Any]:
         """Return the parts of a payload. The holder keeps the parts, because another attempt may
         need them."""
-        return self._fetcher.fetch(decode_reference(payload))
+        parts = self._fetcher.fetch(decode_reference(payload))
+        self.fetched_bytes += sum(memoryview(part).nbytes for part in parts)
+        return parts
+
+
+TRACEBACK_FRAMES = 20
+"""The frames of a traceback in the facts: the last ones."""
+
+
+class _LastFailure(threading.local):
+    """The last failure in this thread as texts: the type of the error, its message, its traceback.
+    None if there were many failures before it."""
+
+    def __init__(self) -> None:
+        self.texts: tuple[str, str, str] | None = None
+        self._allowance = Allowance(FAILURES_PER_S, FAILURES_AT_ONCE)
+
+    def note(self, error: BaseException) -> None:
+        self.texts = _texts_of(error) if self._allowance.take(time.monotonic()) else None
+
+    def take(self) -> tuple[str, str, str] | None:
+        texts, self.texts = self.texts, None
+        return texts
+
+
+last_failure = _LastFailure()
+"""What `run` has left about its error. A caller takes it before the thread runs anything else."""
 
 
 class CallableSource(Protocol):
@@ -188,6 +226,7 @@ def _failure(error: BaseException, safely: bool, *, unpickling: bool) -> tuple[i
     if isinstance(error, remote_results.InputLost):
         return INPUT_LOST, remote_results.encode_loss(error)
     form: Any = results if safely else trusted
+    last_failure.note(error)
     frames = error.__traceback__ and error.__traceback__.tb_next
     packers = form.pack.__code__, pack_parts.__code__
     if frames is not None and frames.tb_frame.f_code in packers:
@@ -196,3 +235,18 @@ def _failure(error: BaseException, safely: bool, *, unpickling: bool) -> tuple[i
         error = trusted.as_ordinary_error(error)
     origin = f"worker:{get_current_worker_index()} ({trusted.here()})"
     return ERROR, form.pack_error(error, unpickling=unpickling, origin=origin)
+
+
+def _texts_of(error: BaseException) -> tuple[str, str, str]:
+    """Return what the facts show of an error."""
+    try:
+        frames = error.__traceback__ and error.__traceback__.tb_next  # without the one of `run`
+        lines = traceback.format_exception(type(error), error, frames, limit=-TRACEBACK_FRAMES)
+        shown = "".join(lines)
+    except Exception:  # of a method of the program's exception
+        shown = ""
+    return (
+        trusted.type_name(error),
+        trusted.text_of(error)[:FAILURE_MESSAGE_CHARS_MAX],
+        shown[-TRACEBACK_CHARS_MAX:],
+    )

@@ -24,12 +24,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from zmqdist import clock as time
 from zmqdist import errors, limits, task_context
 from zmqdist.addresses import is_wildcard, join_address
 from zmqdist.blas_threads import threads_in
 from zmqdist.errors import FailedPreconditionError
 from zmqdist.events import Heard, Send, Ticked
-from zmqdist.messages import BULK, ERROR, KEPT, AskWorker, Message, Read, Replies, Reply
+from zmqdist.messages import BULK, ERROR, KEPT, AskWorker, Message, Observe, Read, Replies, Reply
 from zmqdist.process.bound_children import BoundChildren
 from zmqdist.process.zygote_client import ZygoteProcess, start_slots_zygote
 from zmqdist.rpc.internal_client import LoopClient
@@ -41,10 +42,11 @@ from zmqdist.scheduling.shared.references import PartsFetcher, decode_reference,
 from zmqdist.scheduling.shared.store import BulkStore, Fetcher, Holdings
 from zmqdist.scheduling.worker.actor_host import ActorProcesses
 from zmqdist.scheduling.worker.devices import take_resources
-from zmqdist.scheduling.worker.function_call import Functions, run
+from zmqdist.scheduling.worker.function_call import Functions, last_failure, run
 from zmqdist.scheduling.worker.inside import Inside
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.records import SlotRow
+from zmqdist.scheduling.worker.run_figures import TABLE_BYTES, RunReader, RunTable, Tally
 from zmqdist.scheduling.worker.slots import (
     Feed,
     HoldResult,
@@ -80,6 +82,7 @@ from zmqdist.scheduling.worker.worker_events import (
     SpawnActor,
     WaitAnswered,
 )
+from zmqdist.scheduling.worker.worker_reports import ActorAtWork, SlotAtWork, WorkerReports
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.endpoint import DTS_PORT, split
 from zmqdist.transport.loop import Loop
@@ -206,6 +209,8 @@ class WorkerRuntime(Generic[P]):
             )
             self._calls = LoopClient(self._dealer)
             self._inside = Inside(loop, self._dealer.send, self._children)
+            self._reports = WorkerReports(loop, self._dealer.send, self._store)
+            self._actors_at_work: Callable[[], list[ActorAtWork]] = list
             surroundings = WorkerSurroundings(
                 loop,
                 service,
@@ -239,6 +244,7 @@ class WorkerRuntime(Generic[P]):
                     lambda slot, position: self.machine.lease_at(slot, position),
                     taken.gpus,
                     None if config.memory_max_gb is None else config.memory_max_gb * 1e9,
+                    self._reports,
                 )
                 actors_max = actors_in_bounds(config.actors_max, config.slots)
                 self._start_actors(loop, self._children, host, self._slots.variables)
@@ -251,6 +257,7 @@ class WorkerRuntime(Generic[P]):
                     self._worker,
                     own,
                     lambda slot, position: self.machine.lease_at(slot, position),
+                    self._reports,
                 )
             self._actions |= {
                 Send: self._send,
@@ -317,7 +324,9 @@ class WorkerRuntime(Generic[P]):
             self._dispatcher,
             self._worker,
             variables,
+            self._reports,
         )
+        self._actors_at_work = actors.at_work
         self._actions[SpawnActor] = actors.spawn
         self._actions[EndActor] = actors.end
         self._actions[KillActor] = actors.kill
@@ -373,6 +382,7 @@ class WorkerRuntime(Generic[P]):
         self._perform(self.machine.start())
         self._dealer.connect()
         self._rearm()
+        self._reports.begin(self.machine, self._slots.at_work, self._actors_at_work)
 
     def _down(self) -> None:
         self._handle(DispatcherDisconnected())
@@ -389,6 +399,8 @@ class WorkerRuntime(Generic[P]):
             self._calls.handle_message(message)
         elif isinstance(message, AskWorker):
             self._inside.answer(message)
+        elif isinstance(message, Observe):
+            self._reports.observe(message.within_s)
         else:
             self._handle(Heard(DISPATCHER, message))
 
@@ -513,8 +525,10 @@ class ThreadSlots:
         worker: task_context.Worker,
         own: Callable[[own_cluster.ItemLink], own_cluster.OwnCluster],
         lease_at: LeaseAt,
+        facts: WorkerReports,
     ) -> None:
         self._own = own
+        self._facts = facts
         self._lease_at = lease_at
         self._loop = loop
         self._feed = feed
@@ -546,6 +560,12 @@ class ThreadSlots:
 
     def forget(self, forget: ForgetFunctions) -> None:
         self._functions.forget(forget.functions)
+
+    def at_work(self) -> list[SlotAtWork]:
+        """Return all slots."""
+        return [
+            SlotAtWork(slot.number, os.getpid(), slot.runs, slot.position) for slot in self._slots
+        ]
 
     def reclaim(self, reclaim: Reclaim) -> None:
         position = self._slots[reclaim.slot].position
@@ -579,9 +599,14 @@ class ThreadSlots:
         own = self._own(_ThreadLink(self._loop, self._feed, self._lease_at, slot))
         own_cluster.enter(own, whole_process=False)
         self._report(SlotReady(slot.number))
+        table = slot.table
+        tally = Tally(table)
         while (item := slot.items.get()) is not None:
             position, coordinator, fn, payload = item
             slot.busy = True
+            tally.turn_to((coordinator, fn))
+            began = time.monotonic()
+            table.begin(began)
             # The lambda may refer to the loop variable, because a slot has one item at a time.
             task_context.enter(lambda: slot.cancel == position, self._worker)  # noqa: B023
             try:
@@ -590,14 +615,31 @@ class ThreadSlots:
                     kind, result = BULK, self._hold(kind, result)
             except BaseException as error:  # an error such as a MemoryError fails this item only
                 kind, result = ERROR, results.pack_error(error)
+            ended = time.monotonic()
+            tally.durations.append(ended - began)
+            tally.bytes_in += len(payload)
+            tally.bytes_out += len(result)
+            if table.watches_runs:
+                table.note_run(position, began, ended, kind)
+            if kind == ERROR:
+                tally.failed += 1
+                table.note_failure(position, last_failure.take())
+            tally.turn_to((0, 0))
             task_context.leave()
+            if table.failures or table.runs:
+                self._tell(
+                    partial(self._facts.reported, slot.number, os.getpid(), *table.take_reports())
+                )
             slot.busy = False
             self._report(SlotFinished(slot.number, [(position, kind, result)]))
         own.end()
 
     def _report(self, event: SlotReady | SlotFinished) -> None:
+        self._tell(partial(self._feed, event))
+
+    def _tell(self, fn: Callable[[], object]) -> None:
         try:
-            self._loop.call_soon(self._feed, event)
+            self._loop.call_soon(fn)
         except FailedPreconditionError:  # the worker has stopped and has given up its leases
             pass
 
@@ -610,6 +652,8 @@ class _SlotThread:
         self.cancel = 0
         self.busy = False
         self.refusal = ""
+        memory = bytearray(TABLE_BYTES)
+        self.table, self.runs = RunTable(memory), RunReader(memory)
         self.thread = threading.Thread(
             target=owner._serve, args=(self,), name=f"zmqdist-slot-{number}", daemon=True
         )

@@ -1,6 +1,6 @@
 """A slot process: it runs functions one after the other, in the order in which it received them.
 
-The slot shares a page of six numbers with its worker:
+The slot shares a page of six numbers with its worker, and a table behind it (run_figures.py):
     POSITION    the position of the item that the slot has begun last; the slot writes this number before the item begins
     GIVEN_UP    the start of a range: the worker has taken back the items after this position, up to the position in GIVEN_UP_TO
     GIVEN_UP_TO the end of that range
@@ -32,11 +32,12 @@ import msgspec
 from zmqdist import clock as time
 from zmqdist import task_context
 from zmqdist.limits import INLINE_BYTES_MAX
-from zmqdist.messages import BULK, KEPT
+from zmqdist.messages import BULK, ERROR, KEPT
 from zmqdist.process.pipe import BlockingPipe, PipeCodec
 from zmqdist.scheduling.shared import own_cluster, remote_results, resources
 from zmqdist.scheduling.shared.store import HolderClients
-from zmqdist.scheduling.worker.function_call import Functions, run
+from zmqdist.scheduling.worker.function_call import Functions, last_failure, run
+from zmqdist.scheduling.worker.run_figures import TABLE_BYTES, Failure, Run, RunTable, Tally
 from zmqdist.scheduling.worker.worker_cache import SlotFetcher
 from zmqdist.scheduling.worker.worker_events import NOT_RUN
 from zmqdist.transport.credentials import Credentials
@@ -66,7 +67,8 @@ class _Reporter:
         without a lock. `flush` removes reported outcomes from the front, with the lock held.
     """
 
-    def __init__(self, pipe: BlockingPipe[SlotMessage]) -> None:
+    def __init__(self, pipe: BlockingPipe[SlotMessage], table: RunTable) -> None:
+        self._table = table
         self.outcomes: list[tuple[int, int, bytes]] = []
         self._pipe = pipe
         self._pool = this_pool()
@@ -77,8 +79,11 @@ class _Reporter:
 
     def flush(self) -> None:
         with self._lock:
-            outcomes = self.outcomes[:]
-            if outcomes:
+            outcomes, table = self.outcomes[:], self._table
+            if table.failures or table.runs:
+                self._pipe.send(SlotReport(outcomes, [], *table.take_reports()))
+                del self.outcomes[: len(outcomes)]
+            elif outcomes:
                 self._pipe.send(SlotReport(outcomes))
                 # Drop the outcomes only after `send`. If `send` fails for lack of memory, they must
                 # be sent later.
@@ -187,9 +192,11 @@ class _WorkerLink:
 def main(pipe_fd: int, page_fd: int) -> None:
     """Run items until the worker has closed the pipe. Does not return."""
     os.register_at_fork(after_in_child=lambda: _forked.append(True))
-    cells = memoryview(mmap.mmap(page_fd, PAGE_BYTES)).cast("Q")
+    page = mmap.mmap(page_fd, PAGE_BYTES + TABLE_BYTES)
+    cells = memoryview(page)[:PAGE_BYTES].cast("Q")
+    table = RunTable(page, PAGE_BYTES)
     pipe = BlockingPipe(pipe_fd, SLOT_CODEC)
-    reporter = _Reporter(pipe)
+    reporter = _Reporter(pipe, table)
     task_context.enter_process(
         lambda: cells[CANCEL] == cells[POSITION] != 0, lambda: (cells[INDEX], cells[WORKERS])
     )
@@ -208,8 +215,9 @@ def main(pipe_fd: int, page_fd: int) -> None:
         while not isinstance(message := link.next_message(), SlotEnd):
             assert isinstance(message, SlotWork)
             functions.define(message.functions)
-            _run_batch(message.items, cells, functions, reporter)
+            _run_batch(message.items, cells, functions, reporter, table)
             functions.forget(message.forget)
+            table.forget(message.forget)
     except (EOFError, OSError):
         pass
     finally:
@@ -222,25 +230,47 @@ def _run_batch(
     cells: memoryview,
     functions: Functions,
     reporter: _Reporter,
+    table: RunTable,
 ) -> None:
     if len(items) > 1:
         reporter.begin()
     outcomes = reporter.outcomes
-    flush_at = time.monotonic() + FLUSH_S
+    tally, fetched_bytes = Tally(table), functions.fetched_bytes
+    watches_runs = table.watches_runs
+    now = time.monotonic()
+    flush_at = now + FLUSH_S
     for position, coordinator, fn, payload in items:
         if not _claim(position, cells):
             outcomes.append((position, NOT_RUN, b""))
             continue
+        if (coordinator, fn) != tally.key:
+            tally.turn_to((coordinator, fn))
+        began = now
+        table.begin(began)
         kind, result = run(functions, coordinator, fn, payload)
         if _forked:
             os._exit(0)  # the function forked this child, which must not use its parent's pipe
+        now = time.monotonic()
+        tally.durations.append(now - began)
+        tally.bytes_in += len(payload)
+        if watches_runs:
+            table.note_run(position, began, now, kind)
         if kind in (BULK, KEPT):
+            tally.bytes_out += sum(memoryview(part).nbytes for part in result)
             reporter.send_bulk(position, kind, result)
+            now = time.monotonic()
             continue
+        tally.bytes_out += len(result)
+        if kind == ERROR:
+            tally.failed += 1
+            table.note_failure(position, last_failure.take())
         outcomes.append((position, kind, result))
-        if len(outcomes) >= FLUSH_ITEMS or time.monotonic() > flush_at:
+        if len(outcomes) >= FLUSH_ITEMS or now > flush_at:
             reporter.flush()
-            flush_at = time.monotonic() + FLUSH_S
+            now = time.monotonic()
+            flush_at = now + FLUSH_S
+    tally.bytes_in += functions.fetched_bytes - fetched_bytes
+    tally.turn_to((0, 0))
     reporter.end()
 
 
@@ -276,12 +306,15 @@ class SlotReport(msgspec.Struct, array_like=True, tag=2, gc=False):
     """Slot to worker: outcomes (position, kind, payload). A bulk outcome is alone in its message,
     which also has the parts of the result.
 
-    A part is a handle in the slot's shared memory, or None if its bytes follow the message in the
+    `failures` and `runs` are for the facts (run_figures.py). A part is a handle in the slot's shared
+    memory, or None if its bytes follow the message in the
     pipe, in the order of `parts`.
     """
 
     outcomes: list[tuple[int, int, bytes]]
     parts: list[Handle | None] = []
+    failures: list[Failure] = []
+    runs: list[Run] = []
 
 
 class SlotStarted(msgspec.Struct, array_like=True, tag=3, gc=False):

@@ -27,6 +27,7 @@ from zmqdist.process.bound_children import BoundChild, BoundChildren
 from zmqdist.process.pipe import LoopPipe, Parts
 from zmqdist.process.zygote import SILENT
 from zmqdist.scheduling.worker import slot_main
+from zmqdist.scheduling.worker.run_figures import TABLE_BYTES, RunReader, new_table
 from zmqdist.scheduling.worker.slot_main import (
     CANCEL,
     GIVEN_UP,
@@ -64,6 +65,7 @@ from zmqdist.scheduling.worker.worker_events import (
     Spawn,
     WaitAnswered,
 )
+from zmqdist.scheduling.worker.worker_reports import SlotAtWork, WorkerReports
 from zmqdist.task_context import Worker
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.memory_limits import is_alive, oom_kills, private_bytes
@@ -81,9 +83,9 @@ longer functions have begun."""
 SLOT_FDS = 3
 """The number of descriptors of the worker for each slot: pipe, page, standard error."""
 
-ACTOR_FDS = 5
+ACTOR_FDS = 6
 """The number of descriptors of the worker for each actor: pipe and standard error, and while its
-process is being started their other ends and the listening socket."""
+process is being started their other ends, the listening socket, and the table of its figures."""
 
 OTHER_FDS = 96
 """The number of descriptors that the worker needs for connections, threads, and slots that are
@@ -127,6 +129,7 @@ class ProcessSlots:
       lease_at: returns the lease of an item, by slot and position.
       gpus: the ids of the worker's GPUs, by number.
       memory_bytes_max: the largest amount of private memory of a slot process; None means no bound.
+      facts: gets what the slots report for the facts.
 
     Attributes:
       deaths: the number of slot processes that ended without being killed by this worker.
@@ -150,8 +153,10 @@ class ProcessSlots:
         lease_at: LeaseAt,
         gpus: Sequence[str],
         memory_bytes_max: float | None,
+        facts: WorkerReports,
     ) -> None:
         self.loop = loop
+        self.facts = facts
         self.dispatcher = dispatcher
         self._lease_at = lease_at
         self._nested = False
@@ -203,6 +208,7 @@ class ProcessSlots:
     def forget(self, forget: ForgetFunctions) -> None:
         process = self._slots[forget.slot]
         if process is not None:
+            self.facts.take_runs(process.runs)
             process.pipe.send(SlotWork([], [], forget.functions))
 
     def reclaim(self, reclaim: Reclaim) -> None:
@@ -249,12 +255,21 @@ class ProcessSlots:
         for process in filter(None, self._slots):
             process.close()
 
+    def at_work(self) -> list[SlotAtWork]:
+        """Return the slots that have a process."""
+        return [
+            SlotAtWork(process.slot, process.child.pid, process.runs, process.cells[POSITION])
+            for process in self._slots
+            if process is not None and process.child.pid
+        ]
+
     # -- events of the slots -----------------------------------------------------------------------
 
     def _exited(self, process: _SlotProcess, code: int) -> None:
         # Outcomes that the slot has sent before its death still count.
         process.pipe.drain()
         self._slots[process.slot] = None
+        self.facts.take_runs(process.runs)
         running = process.running
         position = process.cells[POSITION] if running else 0
         process.close()
@@ -304,6 +319,8 @@ class ProcessSlots:
             self._feed(SlotResumed(process.slot, message.position))
         elif isinstance(message, SlotReport):
             outcomes = message.outcomes
+            if message.failures or message.runs:
+                self.facts.reported(process.slot, process.child.pid, message.failures, message.runs)
             if message.parts:
                 ((position, kind, _),) = outcomes
                 try:
@@ -318,6 +335,8 @@ class ProcessSlots:
                         # the death
                         return
                     outcomes = [(position, ERROR, results.pack_error(error))]
+            if not outcomes:
+                return
             process.finished_to = outcomes[-1][0]
             self._feed(SlotFinished(process.slot, outcomes))
 
@@ -348,6 +367,8 @@ class ProcessSlots:
                     f"start the worker with a higher bound"
                 )
                 position = process.cells[POSITION] if process.running else 0
+                failure = (position, "OUT_OF_MEMORY", reason, "")
+                self.facts.reported(process.slot, process.child.pid, [failure], [])
                 self._feed(SlotOverMemory(process.slot, position, reason))
         self.loop.set_timer((self, "memory"), self.loop.now() + MEMORY_POLL_S, self._read_memory)
 
@@ -411,10 +432,10 @@ class _SlotProcess:
         self.finished_to = 0
         self.seen_at = 0
         self.peer_pool: PeerPool | None = None
-        self._page_fd = os.memfd_create("zmqdist-slot", os.MFD_CLOEXEC)
-        os.ftruncate(self._page_fd, PAGE_BYTES)
-        self._page = mmap.mmap(self._page_fd, PAGE_BYTES)
+        self._page_fd = new_table("zmqdist-slot", PAGE_BYTES)
+        self._page = mmap.mmap(self._page_fd, PAGE_BYTES + TABLE_BYTES)
         self.cells = memoryview(self._page).cast("Q")
+        self.runs = RunReader(self._page, PAGE_BYTES)
         self._closed = False
         self.killed = False
         self.oom_kills = oom_kills()
@@ -460,4 +481,5 @@ class _SlotProcess:
             self._closed = True
             self.pipe.close()
             self.cells.release()
+            self.runs.close()
             self._page.close()
