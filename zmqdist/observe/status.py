@@ -1,26 +1,28 @@
 """The status of a dispatcher as tables of text, for `zmqdist status`, `zmqdist top` and the tests.
 
 Rule: the result of each function depends only on the record, which is the dictionary that the
-dispatcher's RPC method `status` returns. No function sends a request, prints, or adds colours.
+dispatcher's RPC method `facts` returns. No function sends a request, prints, or adds colours.
 Names, hosts and reasons are texts of other processes. The functions therefore replace unprintable
 characters in these texts, and shorten long texts.
 
-Keys of the record (see DispatchServer): address, pid, queued, workers, scaling (None without a
-launcher), coordinators, actors, demands, data, losses_count, losses, slot_deaths, last_slot_death,
-relayed, dropped, refused_handshakes. All durations are in seconds.
+docs/facts.md has the keys of the record. All durations are in seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from zmqdist.data.service.dispatcher.machine.records import MODES
 from zmqdist.errors import UnknownError, describe_exit
+from zmqdist.observe.wait_reasons import sentence
 
 TEXT_CHARS_MAX: Final = 100
 """The most characters that one cell of a table shows of another process's text."""
+
+ROWS_SHOWN_MAX: Final = 20
+"""The most rows of functions, slots, failures and reasons that a table shows."""
 
 LOSSES_SHOWN_MAX: Final = 10
 """The most lost workers that a table shows. The headline has the number of all lost workers."""
@@ -112,15 +114,21 @@ def size(status: Status) -> list[str]:
 
 
 def tables(status: Status) -> list[Table]:
-    """Return those tables of a record that have rows: workers and their resources, coordinators,
-    actors, waiting requests for resources, jobs of the data service, and lost workers."""
+    """Return those tables of a record that have rows: workers, what their slots run, functions, why
+    work waits, resources, coordinators, actors, waiting requests for resources, jobs of the data
+    service, failures, lost slots and lost workers."""
     candidates = (
         workers(status),
+        slots(status),
+        functions(status),
+        waiting(status),
         resources(status),
         coordinators(status),
         actors(status),
         demands(status),
         jobs(status),
+        failures(status),
+        slot_losses(status),
         losses(status),
     )
     return [table for table in candidates if table.rows]
@@ -199,6 +207,9 @@ def workers(status: Status) -> Table:
             ">waiting",
             ">done",
             ">per s",
+            ">failed",
+            ">memory",
+            ">CPU",
             ">heard",
             "host",
             ">pid",
@@ -213,11 +224,132 @@ def workers(status: Status) -> Table:
                 f"{_waiting(row):,}",
                 f"{row['done']:,}",
                 f"{_rate(row):,.0f}",
+                f"{row.get('failed', 0):,}",
+                size_of(row.get("rss_bytes", 0)),
+                f"{row.get('cpu_percent', 0.0):.0f} %",
                 f"{duration(row['idle_s'])} ago",
                 printable(row["host"]),
                 str(row["pid"]),
             )
             for row in status["workers"]
+        ),
+    )
+
+
+def slots(status: Status) -> Table:
+    """Return a table with a row for each function that runs, the longest first."""
+    rows = [
+        (row["name"], slot)
+        for row in status["workers"]
+        for slot in row.get("slots_now", ())
+        if slot["function"]
+    ]
+    rows.sort(key=lambda row: -row[1]["since_s"])
+    return Table(
+        f"running ({_shown(rows)})",
+        ("worker", ">slot", ">pid", "function", ">work", ">since", ">memory", ">CPU"),
+        tuple(
+            (
+                printable(worker),
+                str(slot["slot"]),
+                str(slot["pid"]),
+                printable(slot["function"]),
+                str(slot["work"]),
+                duration(slot["since_s"]),
+                size_of(slot["rss_bytes"]),
+                f"{slot['cpu_percent']:.0f} %",
+            )
+            for worker, slot in rows[:ROWS_SHOWN_MAX]
+        ),
+    )
+
+
+def functions(status: Status) -> Table:
+    """Return a table with a row for each function, those that took the most time first."""
+    rows = status.get("functions", ())
+    return Table(
+        f"functions ({_shown(rows)})",
+        (
+            "name",
+            ">ended",
+            ">failed",
+            ">running",
+            ">queued",
+            ">mean",
+            ">p50",
+            ">p99",
+            ">CPU",
+            ">in",
+            ">out",
+        ),
+        tuple(
+            (
+                printable(row["name"]),
+                *(f"{row[name]:,}" for name in ("count", "failed", "running", "queued")),
+                *(time_of(row[name]) for name in ("mean_s", "p50_s", "p99_s")),
+                duration(row["cpu_s"]),
+                size_of(row["bytes_in"]),
+                size_of(row["bytes_out"]),
+            )
+            for row in rows[:ROWS_SHOWN_MAX]
+        ),
+    )
+
+
+def waiting(status: Status) -> Table:
+    """Return a table with a row for each reason why work waits."""
+    rows = status.get("waiting", ())
+    return Table(
+        f"waiting ({_shown(rows)})",
+        ("coordinator", ">count", "why"),
+        tuple(
+            (
+                f"{row['coordinator'] & 0xFFFFFFFF:08x}",
+                f"{row['count']:,}",
+                printable(sentence(row)),
+            )
+            for row in rows[:ROWS_SHOWN_MAX]
+        ),
+    )
+
+
+def failures(status: Status) -> Table:
+    """Return a table with a row for each of the last failures, the latest first."""
+    rows = [*status.get("failures", ())][::-1]
+    return Table(
+        f"failures ({_shown(rows)})",
+        ("function", "when", "worker", ">pid", ">work", "error"),
+        tuple(
+            (
+                printable(row["function"]),
+                f"{duration(status['at'] - row['at'])} ago",
+                printable(row["worker"]),
+                str(row["pid"] or ""),
+                str(row["work"]),
+                printable(f"{row['error']}: {row['message']}"),
+            )
+            for row in rows[:ROWS_SHOWN_MAX]
+        ),
+    )
+
+
+def slot_losses(status: Status) -> Table:
+    """Return a table with a row for each of the last slot processes that have died, the latest
+    first."""
+    rows = [*status.get("slot_deaths", ())][::-1]
+    return Table(
+        f"slot processes that died ({_shown(rows)})",
+        ("worker", "when", ">pid", "function", "how", "it last wrote"),
+        tuple(
+            (
+                printable(row["worker"]),
+                f"{duration(status['at'] - row['at'])} ago",
+                str(row["pid"] or ""),
+                printable(row["function"]),
+                "-" if row["exit_code"] is None else describe_exit(row["exit_code"]),
+                printable(row["last_lines"].strip().rpartition("\n")[2]),
+            )
+            for row in rows[:ROWS_SHOWN_MAX]
         ),
     )
 
@@ -254,13 +386,29 @@ def actors(status: Status) -> Table:
     rows = status.get("actors", ())
     return Table(
         f"actors ({len(rows):,}; the workers may have {most:,})",
-        ("name", "class", "state", "worker", ">restarts", "why"),
+        (
+            "name",
+            "class",
+            "state",
+            "worker",
+            ">calls",
+            ">failed",
+            ">waiting",
+            ">p50",
+            ">p99",
+            ">memory",
+            ">restarts",
+            "why",
+        ),
         tuple(
             (
                 printable(row["name"]) or f"{row['actor'] & 0xFFFFFFFF:08x}",
                 printable(row["cls"]),
                 row["state"],
                 printable(row["worker"]),
+                *(f"{row.get(name, 0):,}" for name in ("calls", "failed", "waiting")),
+                *(time_of(row.get(name, 0.0)) for name in ("p50_s", "p99_s")),
+                size_of(row.get("rss_bytes", 0)),
                 f"{row['restarts'] - row['restarts_left']:,}/{row['restarts']:,}",
                 printable(row["reason"]),
             )
@@ -378,6 +526,25 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86_400:.0f} d"
 
 
+def time_of(seconds: float) -> str:
+    """Return a short time span with three digits: "12.3 us", "4.56 ms", or as `duration`."""
+    if seconds >= 1.0 or seconds <= 0.0:
+        return duration(seconds)
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+
+
+def size_of(count: int) -> str:
+    """Return a number of bytes in one unit: "", "512 B", "4 kB", "38 MB", "1.2 GB"."""
+    if not count:
+        return ""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return (
+                f"{count / size:.3g} {unit}" if count < 1000 * size else f"{count / size:,.0f} GB"
+            )
+    return f"{count} B"
+
+
 def plural(count: int, noun: str, plural_noun: str = "") -> str:
     """Return a count with its noun: "1 worker", "2,000 workers"."""
     return f"{count:,} {noun if count == 1 else plural_noun or noun + 's'}"
@@ -388,6 +555,12 @@ def printable(text: str) -> str:
     TEXT_CHARS_MAX."""
     shown = "".join(char if char.isprintable() else "?" for char in text[: TEXT_CHARS_MAX + 1])
     return shown if len(shown) <= TEXT_CHARS_MAX else shown[: TEXT_CHARS_MAX - 3] + "..."
+
+
+def _shown(rows: Sequence[Any]) -> str:
+    """Return how many rows there are, and how many of them a table shows."""
+    more = f"; {ROWS_SHOWN_MAX} are shown" if len(rows) > ROWS_SHOWN_MAX else ""
+    return f"{len(rows):,}{more}"
 
 
 def _waiting(worker: Mapping[str, Any]) -> int:

@@ -59,7 +59,13 @@ def runs(count: int = 3, failed: int = 0, **changes: Any) -> FunctionFacts:
 
 
 def failure(lease: int = 1, **changes: Any) -> FailureFacts:
-    fields = {"pid": 9, "error": "ValueError", "message": "bad", "traceback": "Traceback", **changes}
+    fields = {
+        "pid": 9,
+        "error": "ValueError",
+        "message": "bad",
+        "traceback": "Traceback",
+        **changes,
+    }
     return FailureFacts(lease, **fields)
 
 
