@@ -60,7 +60,10 @@ def loss(**changes: Any) -> dict[str, Any]:
 def test_record_as_aligned_tables() -> None:
     full = record(
         queued=10_000,
-        workers=[worker(), worker(name="worker:10", leases=0, running=0, rate=99.0, state="away")],
+        workers=[
+            worker(failed=2, rss_bytes=410_000_000, cpu_percent=7.0),
+            worker(name="worker:10", leases=0, running=0, rate=99.0, state="away"),
+        ],
         coordinators=[
             {
                 "coordinator": 0xABC,
@@ -82,9 +85,18 @@ def test_record_as_aligned_tables() -> None:
         ),
         "",
         "workers",
-        "  name       state  slots  threads  running  waiting   done  per s      heard  host   pid",
-        "  worker:0   alive      2        1        2        3  1,200    310  0.3 s ago  alpha   41",
-        "  worker:10  away       2        1        0        0  1,200      0  0.3 s ago  alpha   41",
+        (
+            "  name       state  slots  threads  running  waiting   done  per s  failed  memory  CPU"
+            "      heard  host   pid"
+        ),
+        (
+            "  worker:0   alive      2        1        2        3  1,200    310       2  410 MB  7 %"
+            "  0.3 s ago  alpha   41"
+        ),
+        (
+            "  worker:10  away       2        1        0        0  1,200      0       0          0 %"
+            "  0.3 s ago  alpha   41"
+        ),
         "",
         "coordinators",
         "  id        queued  out  held  submitted  finished  functions",
@@ -130,12 +142,23 @@ def test_actors_have_a_table() -> None:
         "reason": "its process ended: killed by SIGKILL",
     }
     waiting = {**live, "name": "n", "state": "pending", "worker": "", "reason": "no room"}
+    calls = {"calls": 1200, "failed": 3, "waiting": 2, "p50_s": 0.00123, "p99_s": 1.25}
+    live |= {**calls, "rss_bytes": 41_000_000}
     table = status.actors(record(workers=[worker(actors_max=64)], actors=[live, waiting]))
     assert table.lines() == [
         "actors (2; the workers may have 64)",
-        "  name      class    state    worker    restarts  why",
-        "  00000123  Counter  live     worker:0       1/3  its process ended: killed by SIGKILL",
-        "  n         Counter  pending                 1/3  no room",
+        (
+            "  name      class    state    worker    calls  failed  waiting      p50    p99  memory"
+            "  restarts  why"
+        ),
+        (
+            "  00000123  Counter  live     worker:0  1,200       3        2  1.23 ms  1.2 s   41 MB"
+            "       1/3  its process ended: killed by SIGKILL"
+        ),
+        (
+            "  n         Counter  pending                0       0        0    0.0 s  0.0 s        "
+            "       1/3  no room"
+        ),
     ]
 
 
@@ -248,3 +271,43 @@ def test_texts_of_other_processes_cannot_write_to_the_terminal() -> None:
 )
 def test_duration_has_one_unit(seconds: float, text: str) -> None:
     assert status.duration(seconds) == text
+
+
+def test_running_functions_failures_and_reasons_have_tables() -> None:
+    slot = {"slot": 1, "pid": 88, "state": "running", "function": "job.<f>", "work": 12}
+    slot |= {"since_s": 75.0, "rss_bytes": 400_000_000, "cpu_percent": 3.0, "coordinator": 1}
+    failure = {"function": "job.g", "at": 990.0, "worker": "worker:0", "pid": 88, "work": 7}
+    failure |= {"error": "ValueError", "message": "bad\x1b[2J"}
+    death = {"worker": "worker:0", "at": 995.0, "pid": 88, "function": "job.h", "exit_code": -11}
+    death |= {"last_lines": "first\nlast\n"}
+    full = record(
+        at=1000.0,
+        workers=[worker(slots_now=[slot, {**slot, "function": ""}])],
+        waiting=[{"coordinator": 0xABC, "count": 30, "reason": "pinned", "detail": "worker:3"}],
+        failures=[failure],
+        slot_deaths=[death],
+    )
+    assert status.slots(full).lines() == [
+        "running (1)",
+        "  worker    slot  pid  function  work  since  memory  CPU",
+        "  worker:0     1   88  job.<f>     12   75 s  400 MB  3 %",
+    ]
+    assert status.waiting(full).lines()[2] == (
+        "  00000abc        30  waits for one worker: worker:3"
+    )
+    assert status.failures(full).lines()[2] == (
+        "  job.g     10 s ago  worker:0   88     7  ValueError: bad?[2J"
+    )
+    assert status.slot_losses(full).lines()[2] == (
+        "  worker:0  5.0 s ago   88  job.h     killed by SIGSEGV  last"
+    )
+
+
+def test_functions_have_a_table() -> None:
+    row = {"name": "job.f", "count": 1200, "failed": 1, "running": 2, "queued": 3, "cpu_s": 8.0}
+    row |= {"mean_s": 1.5e-5, "p50_s": 0.012, "p99_s": 90.0, "bytes_in": 512, "bytes_out": 3e9}
+    assert status.functions(record(functions=[row])).lines() == [
+        "functions (1)",
+        "  name   ended  failed  running  queued   mean    p50   p99    CPU     in   out",
+        "  job.f  1,200       1        2       3  15 us  12 ms  90 s  8.0 s  512 B  3 GB",
+    ]
