@@ -15,6 +15,7 @@ import zmqdist as zd
 from tests.scheduling.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.launch.connection import DispatcherClient
 from zmqdist.observe import status
 
 HELD_BYTES = 100_000_000
@@ -79,8 +80,10 @@ def cluster() -> Iterator[zd.local_cluster]:
         yield made
 
 
-def facts(cluster: zd.local_cluster, since: int = 0, *, timeline: bool = False) -> dict[str, Any]:
-    return dict(cluster._dispatcher_client().call("facts", since, timeline))  # reach: the RPC
+def facts(cluster: zd.local_cluster, *, timeline: bool = False) -> dict[str, Any]:
+    address = cluster.target.removeprefix("zmq://")
+    with DispatcherClient(address, cluster.credentials, "client", 20.0) as client:
+        return dict(client.call("facts", 0, timeline))
 
 
 def row_of(cluster: zd.local_cluster, function: str) -> dict[str, Any]:
