@@ -15,6 +15,7 @@ import pytest
 
 import zmqdist as zd
 from tests.launch.helpers import eventually
+from tests.observe.dashboard.visitor import Visitor
 from tests.scheduling.work import begun, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
@@ -258,6 +259,24 @@ def test_worker_dead_at_start_is_named(
     )
     with pytest.raises(errors.UnavailableError, match=text):
         zd.local_cluster(workers=1)
+
+
+def test_dashboard_of_the_cluster_has_a_new_link_each_time(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with zd.local_cluster(workers=1, processes=False, dashboard=True) as cluster:
+        links = {cluster.dashboard_url, cluster.dashboard_url}
+        for link in links:
+            visitor = Visitor(str(link))
+            with visitor.stream(visitor.token()) as messages:
+                assert next(messages)["facts"]["pid"] == os.getpid()
+    assert len(links) == 2
+    assert capfd.readouterr().err.startswith("dashboard: http://127.0.0.1:")
+
+
+def test_cluster_without_dashboard_has_no_link() -> None:
+    with zd.local_cluster(workers=1, processes=False) as cluster:
+        assert cluster.dashboard_url is None
 
 
 def test_closed_cluster_refuses_calls() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import re
 import socket
@@ -13,50 +11,14 @@ from typing import Any
 
 import pytest
 
+from tests.launch.helpers import eventually
 from tests.observe.dashboard.made_up import MadeUp
+from tests.observe.dashboard.visitor import Visitor
 from zmqdist import errors
-from zmqdist.observe.dashboard import server
+from zmqdist.observe.dashboard import feed, server
 from zmqdist.observe.dashboard.access import NO_TOKEN, USED, WRONG
 from zmqdist.observe.dashboard.feed import SENT_MAX
 from zmqdist.observe.dashboard.server import HEADERS, Dashboard
-
-PATIENCE_S = 20.0
-
-
-class Browser:
-    """Makes requests to a dashboard."""
-
-    def __init__(self, url: str) -> None:
-        place, _, self.code = url.partition("/#code=")
-        self.port = int(place.rpartition(":")[2])
-
-    def request(
-        self, path: str, method: str = "GET", body: str = "", **headers: str
-    ) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
-        with contextlib.closing(connection):
-            names = {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.request(method, path, body or None, names)
-            response = connection.getresponse()
-            fields = {name.lower(): value for name, value in response.getheaders()}
-            return response.status, fields, response.read()
-
-    def exchange(self, code: str) -> tuple[int, dict[str, str]]:
-        status, _, body = self.request("/api/session", "POST", json.dumps({"code": code}))
-        return status, json.loads(body)
-
-    def token(self) -> str:
-        return self.exchange(self.code)[1]["token"]
-
-    @contextlib.contextmanager
-    def stream(self, token: str) -> Iterator[Iterator[Any]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
-        with contextlib.closing(connection):
-            connection.request("GET", "/api/facts", headers={"Authorization": f"Bearer {token}"})
-            response = connection.getresponse()
-            assert response.status == 200
-            with contextlib.closing(response):
-                yield (json.loads(line) for line in iter(response.readline, b""))
 
 
 @pytest.fixture
@@ -65,13 +27,13 @@ def made_up() -> MadeUp:
 
 
 @pytest.fixture
-def browser(made_up: MadeUp) -> Iterator[Browser]:
+def visitor(made_up: MadeUp) -> Iterator[Visitor]:
     with Dashboard(made_up.call) as dashboard:
-        yield Browser(dashboard.url)
+        yield Visitor(dashboard.url)
 
 
-def test_page_reads_facts_with_its_token(browser: Browser) -> None:
-    with browser.stream(browser.token()) as messages:
+def test_page_reads_facts_with_its_token(visitor: Visitor) -> None:
+    with visitor.stream(visitor.token()) as messages:
         first, second = next(messages), next(messages)
     assert first["facts"]["workers"][0]["name"] == "worker:0"
     assert second["facts"]["at"] > first["facts"]["at"]
@@ -80,35 +42,35 @@ def test_page_reads_facts_with_its_token(browser: Browser) -> None:
     assert numbers[0][-1] < numbers[1][0]
 
 
-def test_used_link_is_refused_with_a_sentence(browser: Browser) -> None:
-    browser.token()
-    assert browser.exchange(browser.code) == (403, {"problem": USED})
+def test_used_link_is_refused_with_a_sentence(visitor: Visitor) -> None:
+    visitor.token()
+    assert visitor.exchange(visitor.code) == (403, {"problem": USED})
 
 
 @pytest.mark.parametrize("body", ["", "{}", "[]", '{"code": 1}', '{"code": "x"}', "x" * 5000])
-def test_wrong_link_is_refused_with_a_sentence(body: str, browser: Browser) -> None:
-    status, _, text = browser.request("/api/session", "POST", body)
+def test_wrong_link_is_refused_with_a_sentence(body: str, visitor: Visitor) -> None:
+    status, _, text = visitor.request("/api/session", "POST", body)
     assert (status, json.loads(text)) == (403, {"problem": WRONG})
 
 
 @pytest.mark.parametrize("path", ["/api/facts", "/api/ask/logs", "/api/ask/shutdown"])
-def test_request_without_token_reads_nothing(path: str, browser: Browser, made_up: MadeUp) -> None:
-    status, _, body = browser.request(path, Cookie="token=x")
+def test_request_without_token_reads_nothing(path: str, visitor: Visitor, made_up: MadeUp) -> None:
+    status, _, body = visitor.request(path, Cookie="token=x")
     assert (status, json.loads(body)) == (401, {"problem": NO_TOKEN})
     assert made_up.calls == []
 
 
 @pytest.mark.parametrize("method", ["shutdown", "drain", "scale", "status", "__class__"])
-def test_page_can_call_nothing_that_changes(method: str, browser: Browser, made_up: MadeUp) -> None:
-    headers = {"Authorization": f"Bearer {browser.token()}"}
-    assert browser.request(f"/api/ask/{method}", **headers)[0] == 404
+def test_page_can_call_nothing_that_changes(method: str, visitor: Visitor, made_up: MadeUp) -> None:
+    headers = {"Authorization": f"Bearer {visitor.token()}"}
+    assert visitor.request(f"/api/ask/{method}", **headers)[0] == 404
     assert made_up.calls == []
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 @pytest.mark.parametrize("path", ["/", "/main.js", "/api/facts", "/api/ask/logs"])
-def test_method_that_writes_is_refused(method: str, path: str, browser: Browser) -> None:
-    assert browser.request(path, method)[0] == 405
+def test_method_that_writes_is_refused(method: str, path: str, visitor: Visitor) -> None:
+    assert visitor.request(path, method)[0] == 405
 
 
 @pytest.mark.parametrize(
@@ -127,37 +89,37 @@ def test_method_that_writes_is_refused(method: str, path: str, browser: Browser)
         "/page/main.js",
     ],
 )
-def test_path_outside_of_the_table_is_not_found(path: str, browser: Browser) -> None:
-    status, _, body = browser.request(path)
+def test_path_outside_of_the_table_is_not_found(path: str, visitor: Visitor) -> None:
+    status, _, body = visitor.request(path)
     assert (status, body) == (404, b"Not Found")
 
 
-def test_name_that_leads_to_loopback_is_refused(browser: Browser) -> None:
+def test_name_that_leads_to_loopback_is_refused(visitor: Visitor) -> None:
     """DNS rebinding: a stranger's name points to 127.0.0.1, and the browser takes the dashboard for
     the stranger's."""
-    token = browser.token()
+    token = visitor.token()
     for path in ("/", "/api/facts"):
-        headers = {"Host": f"evil.example:{browser.port}", "Authorization": f"Bearer {token}"}
-        status, _, body = browser.request(path, **headers)
+        headers = {"Host": f"evil.example:{visitor.port}", "Authorization": f"Bearer {token}"}
+        status, _, body = visitor.request(path, **headers)
         assert (status, b"answers only to" in body) == (403, True)
 
 
-def test_page_of_another_site_is_refused(browser: Browser) -> None:
+def test_page_of_another_site_is_refused(visitor: Visitor) -> None:
     headers = {"Origin": "http://evil.example", "Sec_Fetch_Site": "cross-site"}
-    body = json.dumps({"code": browser.code})
-    assert browser.request("/api/session", "POST", body, **headers)[0] == 403
-    assert browser.exchange(browser.code)[0] == 200, "the refused request has not used the code"
+    body = json.dumps({"code": visitor.code})
+    assert visitor.request("/api/session", "POST", body, **headers)[0] == 403
+    assert visitor.exchange(visitor.code)[0] == 200, "the refused request has not used the code"
 
 
 @pytest.mark.parametrize("path", ["/", "/main.js", "/api/facts", "/nowhere"])
-def test_response_has_the_headers(path: str, browser: Browser) -> None:
-    _, headers, _ = browser.request(path)
+def test_response_has_the_headers(path: str, visitor: Visitor) -> None:
+    _, headers, _ = visitor.request(path)
     assert {name: headers.get(name.lower()) for name in HEADERS} == HEADERS
     assert not {"server", "set-cookie", "access-control-allow-origin"} & set(headers)
 
 
-def test_page_has_no_inline_script_or_style(browser: Browser) -> None:
-    _, _, body = browser.request("/")
+def test_page_has_no_inline_script_or_style(visitor: Visitor) -> None:
+    _, _, body = visitor.request("/")
     assert not re.search(rb"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)|https?:", body)
 
 
@@ -170,10 +132,10 @@ def test_table_has_every_file_of_the_page() -> None:
     assert names - {name.removeprefix("/") for name in server.files()} == {"uplot/LICENSE"}
 
 
-def test_dispatcher_has_rest_while_no_page_reads(browser: Browser, made_up: MadeUp) -> None:
-    token = browser.token()
+def test_dispatcher_has_rest_while_no_page_reads(visitor: Visitor, made_up: MadeUp) -> None:
+    token = visitor.token()
     assert made_up.calls == []
-    with browser.stream(token) as messages:
+    with visitor.stream(token) as messages:
         next(messages)
     assert set(made_up.calls) == {"facts"}
 
@@ -183,13 +145,13 @@ def test_page_hears_that_the_dispatcher_is_gone() -> None:
         raise errors.UnavailableError("no dispatcher answered")
 
     with Dashboard(call) as dashboard:
-        browser = Browser(dashboard.url)
-        with browser.stream(browser.token()) as messages:
+        visitor = Visitor(dashboard.url)
+        with visitor.stream(visitor.token()) as messages:
             assert next(messages)["facts"] == {"problem": "no dispatcher answered"}
 
 
-def test_restarted_dispatcher_begins_a_new_run(browser: Browser, made_up: MadeUp) -> None:
-    with browser.stream(browser.token()) as messages:
+def test_restarted_dispatcher_begins_a_new_run(visitor: Visitor, made_up: MadeUp) -> None:
+    with visitor.stream(visitor.token()) as messages:
         first = next(messages)
         made_up.__init__(seed=8)  # type: ignore[misc]  # numbers begin again
         made_up.pid += 1
@@ -197,38 +159,53 @@ def test_restarted_dispatcher_begins_a_new_run(browser: Browser, made_up: MadeUp
     assert later["timeline"][0][0] < 100
 
 
-def test_new_page_gets_a_bounded_number_of_events(browser: Browser, made_up: MadeUp) -> None:
-    token = browser.token()
-    with browser.stream(token) as messages:
+def test_new_page_gets_a_bounded_number_of_events(visitor: Visitor, made_up: MadeUp) -> None:
+    token = visitor.token()
+    with visitor.stream(token) as messages:
         next(messages)
         for _ in range(3):
             for _ in range(2_000):
                 made_up.add_event("evaluate", 0, 0, made_up.at, 0.001, False)
             next(messages)
-        with browser.stream(token) as others:
+        with visitor.stream(token) as others:
             events = next(others)["timeline"]
     assert len(events) == SENT_MAX
 
 
-def test_questions_go_to_the_worker(browser: Browser) -> None:
-    headers = {"Authorization": f"Bearer {browser.token()}"}
-    status, _, body = browser.request("/api/ask/logs?worker=worker:1&since=4", **headers)
+def test_slow_page_skips_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "POLL_S", 0.0)
+    made_up = MadeUp(workers=200)
+    with Dashboard(made_up.call) as dashboard:
+        visitor = Visitor(dashboard.url)
+        with visitor.stream(visitor.token(), buffer_bytes=4096) as messages:
+            next(messages)
+            eventually(lambda: len(made_up.calls) > 100, "facts that the page does not read")
+            polls, message = len(made_up.calls), next(messages)
+            while message["facts"]["at"] < made_up.at - 5.0:
+                message = next(messages)
+                polls -= 1
+            assert polls > 50
+
+
+def test_questions_go_to_the_worker(visitor: Visitor) -> None:
+    headers = {"Authorization": f"Bearer {visitor.token()}"}
+    status, _, body = visitor.request("/api/ask/logs?worker=worker:1&since=4", **headers)
     lines = json.loads(body)["answer"]["lines"]
     assert (status, {line["worker"] for line in lines}) == (200, {"worker:1"})
     assert min(line["seq"] for line in lines) >= 4
 
 
-def test_port_in_use_is_named(browser: Browser) -> None:
-    with pytest.raises(errors.UnavailableError, match=f"cannot use port {browser.port}"):
-        Dashboard(MadeUp().call, browser.port)
+def test_port_in_use_is_named(visitor: Visitor) -> None:
+    with pytest.raises(errors.UnavailableError, match=f"cannot use port {visitor.port}"):
+        Dashboard(MadeUp().call, visitor.port)
 
 
-def test_dashboard_listens_on_loopback_only(browser: Browser) -> None:
+def test_dashboard_listens_on_loopback_only(visitor: Visitor) -> None:
     for address in {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None)}:
         if str(address).startswith("127.") or ":" in str(address):
             continue
         with pytest.raises(OSError):
-            socket.create_connection((address, browser.port), timeout=5).close()
+            socket.create_connection((address, visitor.port), timeout=5).close()
 
 
 def test_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,15 +220,15 @@ def test_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyPat
 def test_used_link_is_followed_by_a_new_one() -> None:
     said: list[str] = []
     with Dashboard(MadeUp().call, say=said.append) as dashboard:
-        browser = Browser(dashboard.url)
-        Browser(said[0].removeprefix("dashboard: ")).token()
-        assert browser.exchange(said[1].rpartition("=")[2])[0] == 200
+        visitor = Visitor(dashboard.url)
+        Visitor(said[0].removeprefix("dashboard: ")).token()
+        assert visitor.exchange(said[1].rpartition("=")[2])[0] == 200
 
 
 def test_end_of_the_dashboard_ends_streams(made_up: MadeUp) -> None:
     with Dashboard(made_up.call) as dashboard:
-        browser = Browser(dashboard.url)
-        with browser.stream(browser.token()) as messages:
+        visitor = Visitor(dashboard.url)
+        with visitor.stream(visitor.token()) as messages:
             next(messages)
             dashboard.close()
             assert len(list(messages)) < 10

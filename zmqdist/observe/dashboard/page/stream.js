@@ -16,11 +16,11 @@ const COLOURS = [
   ["#3b6fd4", "#6c9bf5"],
   ["#d9822b", "#f0a04b"],
   ["#2f9e77", "#4fc49a"],
-  ["#a4508b", "#d583be"],
+  ["#7a5cc9", "#a58bf0"],
   ["#3f9fc0", "#63c3e3"],
   ["#b39516", "#d8bd3f"],
-  ["#7a5cc9", "#a58bf0"],
   ["#8c6a4f", "#bd9775"],
+  ["#5f7f8f", "#93b3c4"],
 ];
 
 /** Colours for the functions that take the most time; grey for the rest. */
