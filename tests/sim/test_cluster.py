@@ -28,6 +28,11 @@ def test_seed_replays_same_run() -> None:
     assert [c.outcomes for c in first.coordinators] == [c.outcomes for c in second.coordinators]
 
 
+def test_input_for_work_that_ends_in_the_same_event_is_dropped() -> None:
+    """One message brings the value of one input, and the error of another."""
+    simulate(701_119, can_kill=False)
+
+
 def test_functions_run_once_without_faults() -> None:
     cluster = simulate(3, faults=0, works=200)
     assert len(cluster.oracle.runs) == 400

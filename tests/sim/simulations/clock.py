@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 AT_ONCE_MAX = 10_000
 """The most events at one moment of virtual time. More events mean that a machine sets a deadline
@@ -59,3 +60,16 @@ class SimClock:
             if stop():
                 return
         self.now = max(self.now, until_s)
+
+
+@contextmanager
+def seed_named(seed: int, trace: Sequence[str]) -> Iterator[None]:
+    """Add the seed, and the end of the trace, to the text of an error in the with-statement."""
+    try:
+        yield
+    except BaseException as error:
+        error.args = (
+            f"{error}\nseed {seed}: replay with `pytest tests/sim --seed {seed}`\n"
+            + "\n".join(trace[-40:]),
+        )
+        raise

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from tests.sim.simulations.clock import SimClock
+from tests.sim.simulations.clock import SimClock, seed_named
 from tests.sim.simulations.coordinator import SimCoordinator
 from tests.sim.simulations.network import SimConnection
 from tests.sim.simulations.worker import SUBMISSIONS_SHIFT, Oracle, SimWorker, submission_of
@@ -599,12 +599,6 @@ def simulate(seed: int, **options: object) -> SimCluster:
         trace.
     """
     cluster = SimCluster(seed, **options)  # type: ignore[arg-type]
-    try:
+    with seed_named(seed, cluster.trace):
         cluster.run()
-    except BaseException as error:
-        error.args = (
-            f"{error}\nseed {seed}: replay with `pytest tests/sim --seed {seed}`\n"
-            + "\n".join(cluster.trace[-40:]),
-        )
-        raise
     return cluster

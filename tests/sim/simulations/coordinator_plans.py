@@ -24,6 +24,7 @@ from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
 from zmqdist.scheduling.coordinator.options import Retries, WorkOptions
 from zmqdist.scheduling.coordinator.work import (
     AWAITING_RESULT,
+    ENDED,
     INPUT_FAILED,
     TIMED_OUT,
     Extra,
@@ -318,6 +319,8 @@ class SimPlans:
         )
         for dependent in effect.dependents:
             plan = self.plans[dependent.number]
+            if dependent.state in ENDED:
+                continue  # another of its inputs has failed in the same event
             assert not plan.freed, "coordinator P29: an input for a freed plan"
             plan.arrived.add(effect.work.number)
 

@@ -17,6 +17,7 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
+from tests.sim.simulations.clock import seed_named
 from tests.sim.simulations.cluster import SimCluster
 from tests.sim.simulations.coordinator import SimCoordinator
 from tests.sim.simulations.coordinator_plans import decode_loss
@@ -490,12 +491,6 @@ def simulate_nested(seed: int, **options: Any) -> NestedCluster:
         trace.
     """
     cluster = NestedCluster(seed, **options)
-    try:
+    with seed_named(seed, cluster.trace):
         cluster.run()
-    except BaseException as error:
-        error.args = (
-            f"{error}\nseed {seed}: replay with `pytest tests/sim --seed {seed}`\n"
-            + "\n".join(cluster.trace[-40:]),
-        )
-        raise
     return cluster

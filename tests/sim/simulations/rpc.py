@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from tests.sim.simulations.clock import seed_named
 from tests.sim.simulations.network import SimConnection
 from tests.sim.simulations.rpc_ends import SimRpcClient, SimRpcServer
 from tests.sim.simulations.rpc_oracle import KIB, Question, RpcWorld
@@ -235,11 +236,6 @@ def simulate_rpc(seed: int, **options: int) -> RpcSim:
     """Run one seed to its end. Raise AssertionError, with the seed and the faults, if a promise is
     broken."""
     sim = RpcSim(seed, **options)
-    try:
+    with seed_named(seed, sim.trace):
         sim.run()
-    except AssertionError as error:
-        story = "\n".join(sim.trace[-40:])
-        raise AssertionError(
-            f"{error}\nseed {seed}: replay with `pytest tests/sim --seed {seed}`\n{story}"
-        ) from error
     return sim

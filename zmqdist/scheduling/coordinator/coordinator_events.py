@@ -305,7 +305,7 @@ class Resolve:
 @dataclass(frozen=True, slots=True)
 class KeepInput:
     """Store an input, whose packed value is in this process now, for the work items that wait for
-    it."""
+    it. Those of `dependents` that have ended in the same event need it no more."""
 
     work: Work
     payload: Any

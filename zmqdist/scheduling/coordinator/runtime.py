@@ -667,7 +667,8 @@ class CoordinatorRuntime:
                     self._dealer.send(message)
                 case KeepInput(work, payload, dependents):
                     for dependent in dependents:
-                        extra = dependent.with_extra()
+                        if (extra := dependent.extra) is None:
+                            continue  # it has ended
                         for number, value in extra.input_values.items():
                             if work_of(value) is work:
                                 self._put_input(extra, number, part_of(value, payload))
