@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests.scheduling.dispatcher.helpers import LEASE_S, coordinator, hear
 from zmqdist.events import PeerGone, ProcessExited, Ticked
-from zmqdist.limits import ORPHAN_LIMIT_S
+from zmqdist.limits import GROWTH_LIMIT_S, ORPHAN_LIMIT_S
 from zmqdist.messages import (
     ActorChanged,
     ActorExited,
@@ -25,6 +25,7 @@ from zmqdist.messages import (
     Goodbye,
     HostedActor,
     KeepActor,
+    Leave,
     Refused,
     Register,
     StartActor,
@@ -319,10 +320,9 @@ def test_group_is_placed_together(broker: Broker) -> None:
     last = replace(SPEC, actor=9, group=3, rank=0, size=3)
     for member in members:
         assert states(says(broker, "c", CreateActor(member))) == [ActorState.PENDING]
-    ((_, change),) = says(broker, "c", CreateActor(last))
-    assert change.reason == (
-        "the workers have room for 2 of 2 actors (actors_max), and its group needs 3"
-    )
+    reasons = {m.actor: m.reason for _, m in says(broker, "c", CreateActor(last))}
+    text = "its group needs 3 places at a time, and too few of the workers' 2 (actors_max) are free"
+    assert reasons == dict.fromkeys((1, 2, 9), text)
     orders = [m for _, m in host(broker, "v", 1) if isinstance(m, StartActor)]
     assert {order.spec.actor for order in orders} == {1, 2, 9}
 
@@ -339,12 +339,73 @@ def test_resources_of_actors_are_reserved() -> None:
     assert effects[-1] == ("w", StartActor(second, 101, 0, (0,)))
 
 
-def test_resources_beyond_all_workers_are_named() -> None:
+TPU = replace(SPEC, resources={"tpu": 1000})
+LACK = "it needs tpu 1, which is more than a worker has in all (worker:0 has gpu 1)"
+
+
+def test_resources_beyond_all_workers_end_the_actor() -> None:
     broker = new_broker()
     coordinator(broker)
     host(broker, resources=(("gpu", 1000),))
-    ((_, change),) = says(broker, "c", CreateActor(replace(SPEC, resources={"tpu": 1000})))
-    assert change.reason == ("no worker can have it, because it needs tpu 1: worker:0 has gpu 1")
+    ((_, change),) = says(broker, "c", CreateActor(TPU))
+    assert (change.state, change.reason.partition(": ask")[0]) == (ActorState.PENDING, LACK)
+    assert sent(broker.handle(Ticked(), GROWTH_LIMIT_S - 0.1)) == []
+    assert broker.actors.deadline == GROWTH_LIMIT_S
+    ((_, change),) = sent(broker.handle(Ticked(), GROWTH_LIMIT_S))
+    assert (change.state, change.reason.partition(": ask")[0]) == (ActorState.ENDED, LACK)
+    ((_, change),) = says(broker, "c", CreateActor(replace(TPU, actor=6)), 99.0)
+    assert change.state == ActorState.ENDED, "nothing has changed for long enough"
+
+
+def test_actor_waits_for_resources_of_workers_to_come() -> None:
+    broker = new_broker()
+    coordinator(broker)
+    ((_, change),) = says(broker, "c", CreateActor(TPU), 99.0)
+    assert change.reason == "no worker has registered"
+    host(broker, resources=(("gpu", 1000),), now=99.0)
+    assert sent(broker.handle(Ticked(), 99.0 + GROWTH_LIMIT_S - 0.1)) == []
+    orders = host(broker, "v", 1, resources=(("tpu", 1000),), now=99.0 + GROWTH_LIMIT_S - 0.1)
+    assert orders == [("v", StartActor(TPU, 100, 0))]
+
+
+def test_group_beyond_all_resources_ends() -> None:
+    broker = new_broker()
+    coordinator(broker)
+    for index in range(2):
+        host(broker, f"w{index}", index, resources=(("gpu", 1000),))
+    group = [
+        replace(SPEC, actor=7 + n, group=3, rank=n, size=3, resources={"gpu": 1000})
+        for n in range(3)
+    ]
+    for member in group:
+        effects = says(broker, "c", CreateActor(member))
+    text = (
+        "the 3 members of its group need gpu 1 each, and the workers can have 2 of them at a time"
+    )
+    assert all(m.reason.startswith(text) for _, m in effects)
+    assert states(sent(broker.handle(Ticked(), GROWTH_LIMIT_S))) == [ActorState.ENDED] * 3
+
+
+def test_reason_of_waiting_actor_follows_what_it_waits_for() -> None:
+    broker = new_broker()
+    coordinator(broker)
+    says(broker, "c", CreateActor(SPEC))
+    assert broker.actors.rows()[0].reason == "no worker has registered"
+    (_, change), *_ = host(broker, actors_max=0)
+    assert change.reason.startswith("the workers have actors_max 0")
+    assert [type(m) for _, m in host(broker, "v", 1)] == [StartActor]
+
+
+def test_drain_costs_no_restart(broker: Broker) -> None:
+    for number, restarts in ((5, 1), (6, 0)):
+        live(broker, replace(SPEC, actor=number, restarts=restarts))
+    host(broker, "v", 1)
+    hear(broker, "w", Leave(0.0), 1.0)
+    for number in (5, 6):
+        effects = says(broker, "w", ActorExited(number, 95 + number, "its worker leaves"), 1.0)
+        if number == 5:
+            assert effects[-1] == ("v", StartActor(replace(SPEC, restarts=1), 102, 1))
+    assert states(effects) == [ActorState.ENDED], "an actor without restarts is never begun again"
 
 
 def test_hosted_device_beyond_those_of_the_worker_is_refused() -> None:

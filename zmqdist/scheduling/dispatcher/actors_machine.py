@@ -30,7 +30,7 @@ Promises, checked by tests/sim
     A5   an actor ends with its coordinator, unless it is detached; a coordinator that did not say
          goodbye has a lease to come back
     A6   an actor begins again at most `restarts` times, not counting an incarnation that has ended
-         before its coordinator had heard of it
+         before its coordinator had heard of it, or because its worker leaves
     A7   a new dispatcher answers for a name, and places an actor that may live, only after one
          lease, or after a worker has named the actor
     A8   a worker is told to stop each process that is not the present incarnation of an actor
@@ -38,6 +38,8 @@ Promises, checked by tests/sim
     A10  all members of a group are placed at the same time, or none
     A11  the processes of a worker never use more of its resources than it has, together with its
          functions (resources.py)
+    A12  an actor, or a group, that no worker could have even with nothing in use ends when no
+         worker has joined or was lost for `growth_limit_s` (demands.py)
 
 Not here: processes and their contact (scheduling/worker/actor_host_machine.py), and calls, which go
 from their callers to the actors directly.
@@ -91,6 +93,7 @@ ACTOR_TRANSITIONS: Final[Mapping[ActorState, frozenset[ActorState]]] = {
 
 MAKER_ENDED: Final = "the program that made it has ended"
 NAME_TAKEN: Final = "the name {} is taken by another actor"
+EARLIER_MAY_SERVE: Final = "an earlier process of it may serve yet"
 NO_PROCESS: Final = "its worker does not have its process any more"
 
 
@@ -222,6 +225,8 @@ class ActorDirectory:
         self.deadline: float | None = None
         self.waits_for_resources = False
         self._stocks = stocks
+        self._is_impossible = False
+        """Whether an actor waits that no worker could have (A12)."""
         self._hosts: dict[int, Host] = {}
         self._names: dict[str, int] = {}
         self._pending: dict[int, Actor] = {}
@@ -441,7 +446,7 @@ class ActorDirectory:
                 if actor is not None:
                     if final:
                         actor.restarts_left = 0
-                    elif not has_begun:
+                    elif not has_begun or (member.leaving and actor.spec.restarts):
                         actor.restarts_left += 1
                     self._process_ended(actor, reason, now, error=error)
         return self._settle(now)
@@ -491,35 +496,15 @@ class ActorDirectory:
                 actor.worker,
                 actor.spec.restarts,
                 actor.restarts_left,
-                (self._why_pending(actor) if actor.state is _S.PENDING else "") or actor.reason,
+                EARLIER_MAY_SERVE
+                if actor.state is _S.PENDING and actor.not_before is not None
+                else actor.reason,
                 actor.spec.owner,
                 actor.incarnation,
                 actor.address,
             )
             for number, actor in self.actors.items()
         )
-
-    def _why_pending(self, actor: Actor) -> str:
-        spec, hosts = actor.spec, self._hosts.values()
-        if actor.not_before is not None:
-            return "an earlier process of it may serve yet"
-        if self._is_incomplete(actor):
-            return f"{self._groups[spec.group]} of {spec.size} members of its group were made"
-        if not hosts:
-            return "no worker has registered"
-        if spec.worker and all(host.member.name != spec.worker for host in hosts):
-            return f"{spec.worker} has not registered"
-        if not any(host.actors_max for host in hosts):
-            return "the workers have actors_max 0: their slots are threads, or it was set"
-        if actor.request and not self._stocks.can_ever(actor.request, spec.worker):
-            text = f"no worker can have it, because it needs {amounts_text(actor.request)}"
-            return f"{text}: {self._stocks.text()}"
-        room = sum(max(host.actors_max - len(host.processes), 0) for host in hosts)
-        most = sum(host.actors_max for host in hosts)
-        text = f"the workers have room for {room} of {most} actors (actors_max)"
-        if actor.request:
-            text += f", and too little of {amounts_text(actor.request)} is free"
-        return f"{text}, and its group needs {spec.size}" if spec.size > 1 else text
 
     # -- states ------------------------------------------------------------------------------------
 
@@ -585,7 +570,7 @@ class ActorDirectory:
         """End the actor, or have it wait for its next process. `within_s`: for so long its process
         may not have ended yet."""
         actor.host, actor.address, actor.key, actor.is_acknowledged = None, "", b"", False
-        actor.reason = reason
+        actor.reason, actor.waits_for = reason, ""
         if actor.ends_for or not actor.restarts_left:
             self._end_now(actor, actor.ends_for or reason, error)
             return
@@ -634,12 +619,15 @@ class ActorDirectory:
                 self._end(actor, MAKER_ENDED)
         for actor in list(self._timed.values()):
             self._pass_times(actor, now)
+        self._is_impossible = False
         if self._pending:
             self._place_pending(now)
         self._answer(now)
         times = [*self._absent_owners.values()]
         for actor in self._timed.values():
             times += [t for t in (actor.not_before, actor.claimed_by) if t is not None]
+        if self._is_impossible:
+            times.append(self._stocks.final_at)
         if now < self._silent_until and (self._searches or self._watchers):
             times.append(self._silent_until)
         self.deadline = min(times, default=None)
@@ -710,12 +698,19 @@ class ActorDirectory:
                 ]
             if self._place(group, hosts):
                 continue
+            if why := self._impossible(group):
+                if now >= self._stocks.final_at:
+                    for member in group:
+                        self._end_now(member, why)
+                    continue
+                self._is_impossible = True
+            why = why or self._why_pending(group, hosts)
             for member in group:
                 if member.request and not self._is_incomplete(member):
                     self.waits_for_resources = True
                     self._claim(member, hosts.values(), now)
-                if not member.waits_for:
-                    member.waits_for = member.reason = self._why_pending(member)
+                if why != member.waits_for:
+                    member.waits_for = member.reason = why
                     self._report(member)
 
     def _place(self, group: list[Actor], hosts: dict[int, Host]) -> bool:
@@ -759,6 +754,57 @@ class ActorDirectory:
             if grant is not None:
                 return number, grant
         return None
+
+    def _why_pending(self, group: list[Actor], hosts: Mapping[int, Host]) -> str:
+        """Return why these actors, which are placed together, are not placed now. `hosts`: the
+        workers that have room. The text has no number that changes with each other actor, because
+        each change is reported."""
+        actor, spec = group[0], group[0].spec
+        if any(member.not_before is not None for member in group):
+            return EARLIER_MAY_SERVE
+        if self._is_incomplete(actor):
+            return f"not all {spec.size} members of its group were made"
+        if not self._hosts:
+            return "no worker has registered"
+        here = [h for h in self._hosts.values() if spec.worker in ("", h.member.name)]
+        if not here:
+            return f"{spec.worker} has not registered"
+        most = sum(host.actors_max for host in here)
+        if not most:
+            return "the workers have actors_max 0: their slots are threads, or it was set"
+        amounts = amounts_text(actor.request)
+        if len(group) > 1:
+            each = f", with {amounts} each," if amounts else ""
+            return (
+                f"its group needs {spec.size} places{each} at a time, and too few of the workers' "
+                f"{most} (actors_max) are free"
+            )
+        if amounts and any(host in here for host in hosts.values()):
+            return f"the workers have room for it, but too little of {amounts} is free"
+        return f"the workers have room for 0 of {most} actors (actors_max)"
+
+    def _impossible(self, group: list[Actor]) -> str:
+        """Return why the workers, even with nothing in use, do not have the resources of these
+        actors; "" if they have, or if no worker is here that could be asked (A12)."""
+        spec, request = group[0].spec, group[0].request
+        if not request:
+            return ""
+        if not self._stocks.can_ever(request, spec.worker):
+            return self._stocks.lack_text(request, spec.worker)
+        names = [
+            (host.member.name, min(host.actors_max, spec.size))
+            for host in self._hosts.values()
+            if spec.worker in ("", host.member.name)
+        ]
+        if group[0].incarnation or spec.size == 1 or not names:
+            return ""
+        count = sum(self._stocks.count_ever(request, *name) for name in names)
+        if count >= spec.size:
+            return ""
+        return (
+            f"the {spec.size} members of its group need {amounts_text(request)} each, and the "
+            f"workers can have {count} of them at a time ({self._stocks.text()})"
+        )
 
     def _is_incomplete(self, actor: Actor) -> bool:
         """Return whether the group of an actor that was never placed lacks members."""

@@ -81,7 +81,6 @@ class Demands:
         self.queued = 0
         self.ready: OrderedDict[SessionQueue, None] = OrderedDict()
         self._growth_limit_s = growth_limit_s
-        self._members_changed_at = -growth_limit_s
         self._loads: dict[str, WorkerLoad] = {}
         self._having: dict[str, WorkerLoad] = {}
         """The workers that have resources."""
@@ -105,7 +104,7 @@ class Demands:
         """The time at which `overdue` and `judge` must next be called; None means never."""
         times = [*self._far_at.values()]
         if self._unmet:
-            times.append(self._members_changed_at + self._growth_limit_s)
+            times.append(self.stocks.final_at)
         return min(times, default=None)
 
     def is_worth_near(self, worker: str, near: str) -> bool:
@@ -171,7 +170,7 @@ class Demands:
                 self.stocks.release(load.name, load.grants.pop(number))
 
     def _note_change(self, now: float) -> None:
-        self._members_changed_at = now
+        self.stocks.final_at = now + self._growth_limit_s
         self._unjudged.update(self.ready)
 
     # -- decisions ---------------------------------------------------------------------------------
@@ -261,7 +260,7 @@ class Demands:
                 self._unmet[queue] = None
                 effects += self._told(queue, TOLD_WORKS_MAX, final=False)
         ended = []
-        if self._unmet and now >= self._members_changed_at + self._growth_limit_s:
+        if self._unmet and now >= self.stocks.final_at:
             ended = list(self._unmet)
             effects = [
                 effect for queue in ended for effect in self._told(queue, queue.count, final=True)
@@ -298,11 +297,7 @@ class Demands:
             for band in reversed(queue.bands)
             for item in (*band.report_before_start, *band.items)
         ][:count]
-        where = f"{queue.worker}, to which it is pinned, has" if queue.worker else "a worker has"
-        text = (
-            f"it needs {amounts_text(queue.request)}, which is more than {where} in all "
-            f"({self.stocks.text()}): ask for less, or start a worker with resources= for it"
-        )
+        text = self.stocks.lack_text(queue.request, queue.worker)
         return [
             Send(queue.session.peer, Unsatisfied(works[at : at + BATCH_ITEMS_MAX], text, final))
             for at in range(0, len(works), BATCH_ITEMS_MAX)

@@ -113,10 +113,13 @@ class Stocks:
       changed: the names of the workers that may satisfy more requests than before, until the owner
         clears it.
       kept: the claimant for which each worker is kept free.
+      final_at: the time from which a request fails that no worker could satisfy, because no worker
+        has joined or was lost for long enough.
     """
 
     changed: dict[str, None] = field(default_factory=dict)
     kept: dict[str, Claimant] = field(default_factory=dict)
+    final_at: float = 0.0
     _stocks: dict[str, Stock] = field(default_factory=dict)
     _totals: Counter[Quantities] = field(default_factory=Counter)
     """How many workers have each total, because most workers of a cluster have the same."""
@@ -149,6 +152,16 @@ class Stocks:
         if worker:
             totals = [self._stocks[worker].total] if worker in self._stocks else ()
         return not totals or any(Ledger(total).fits(request) for total in totals)
+
+    def count_ever(self, request: Quantities, worker: str, most: int) -> int:
+        """Return how many times a worker that is here could have this if nothing of it is in use,
+        up to `most`."""
+        ledger = Ledger(self._stocks[worker].total)
+        for count in range(most):
+            if not ledger.fits(request):
+                return count
+            ledger.change(Grant(request, ledger.devices_for(dict(request).get(GPU, 0))), -1)
+        return most
 
     def reserve(
         self, worker: str, request: Quantities, claimant: Claimant = None, *, lasting: bool = False
@@ -213,6 +226,14 @@ class Stocks:
             name: ((amount - stock.now.free[name]) / UNIT, amount / UNIT)
             for name, amount in stock.total
         }
+
+    def lack_text(self, request: Quantities, worker: str = "") -> str:
+        """Return what to say of a request that no worker, or not this one, could satisfy."""
+        where = f"{worker}, to which it is pinned, has" if worker else "a worker has"
+        return (
+            f"it needs {amounts_text(request)}, which is more than {where} in all "
+            f"({self.text()}): ask for less, or start a worker with resources= for it"
+        )
 
     def text(self) -> str:
         """Return what the workers have, such as "worker:0 has gpu 2; 3 others have nothing"."""
