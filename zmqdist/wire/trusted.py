@@ -68,6 +68,7 @@ from zmqdist.limits import (
     INLINE_BYTES_MAX,
 )
 from zmqdist.specs import Function
+from zmqdist.wire import foreign
 from zmqdist.wire.arrays import (
     BadArray,
     bytes_of,
@@ -411,7 +412,8 @@ class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
             CodeType: dump.reduce_code,
         }
         self.dispatch_table = ChainMap(
-            _rules({**_RULES_BY_VALUE, **by_dump}), cloudpickle.Pickler.dispatch_table
+            _rules({**_RULES_BY_VALUE, **foreign.rules(_buffer), **by_dump}),
+            cloudpickle.Pickler.dispatch_table,
         )
         super().__init__(dump.file, protocol=5, buffer_callback=callback)
 
@@ -491,7 +493,9 @@ def _dumps(value: Any, parts: list[Any] | None) -> bytes:
     are not in the pickle."""
     dump = _Dump(parts)
     pickler = pickle.Pickler(dump.file, 5, buffer_callback=None if parts is None else dump.keep)
-    pickler.dispatch_table = _rules({**copyreg.dispatch_table, np.ndarray: dump.reduce_array})
+    pickler.dispatch_table = _rules(
+        {**copyreg.dispatch_table, **foreign.rules(_buffer), np.ndarray: dump.reduce_array}
+    )
     try:
         pickler.dump(value)
         blob = dump.file.getvalue()
