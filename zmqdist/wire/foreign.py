@@ -38,7 +38,7 @@ def _add(name: str, module: ModuleType, buffer: Callable[[Any], Any]) -> None:
     global _unseen
     try:
         rule_by_type = _PACKAGES[name](module, buffer)
-    except AttributeError:  # it is being imported, or a version that is unknown here
+    except (AttributeError, KeyError):  # it is being imported, or a version that is unknown here
         return
     _unseen = tuple(other for other in _unseen if other != name)
     _rules.update(rule_by_type)
@@ -108,13 +108,13 @@ def _tensor(
 # -- jax -------------------------------------------------------------------------------------------
 
 
-def _jax(jax: Any, _: Any) -> dict[type, Rule]:
+def _jax(_jax: Any, _: Any) -> dict[type, Rule]:
     def reduce_array(array: Any) -> tuple[Any, ...]:
         if len(array.devices()) > 1:
             return array.__reduce_ex__(5)  # type: ignore[no-any-return]
         return _jax_array, (np.asarray(array), array.weak_type)
 
-    return {jax._src.array.ArrayImpl: reduce_array}
+    return {sys.modules["jax._src.array"].ArrayImpl: reduce_array}  # `jax.Array` is its ABC
 
 
 def _jax_array(values: Any, weak_type: bool) -> Any:
