@@ -1,12 +1,18 @@
-"""`zmqdist stack`: what the processes of a worker do now."""
+"""`zmqdist stack` and `zmqdist logs`: what the processes of workers do now, and have written."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import click
 
 from zmqdist.launch.connection import DispatcherClient
+from zmqdist.launch.log_follower import FROM_NOW, KEPT, WAIT_S, line_of
 from zmqdist.limits import ANSWER_S
 from zmqdist_cli.common import locate, printable, target_and, target_options
 
@@ -26,3 +32,61 @@ def stack(words: tuple[str, ...], *, timeout_s: float, **secrets: Any) -> None:
         stacks = dispatcher.call("stack", worker, timeout_s=ANSWER_S + timeout_s)
     for process, text in stacks.items():
         click.echo(printable(f"{process}\n{text}\n", "\n"))
+
+
+@click.command(short_help="Show what functions have printed.")
+@click.argument("words", nargs=-1, metavar="[TARGET] [WORKER]")
+@click.option("-f", "--follow", is_flag=True, help="Go on with new lines until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print each line as a JSON object.")
+@target_options
+def logs(
+    words: tuple[str, ...], *, follow: bool, as_json: bool, timeout_s: float, **secrets: Any
+) -> None:
+    """Print the last lines that the slots, actors and data tasks of the workers have written, or of
+    one WORKER, such as worker:0.
+
+    TARGET is the host:port of a dispatcher, or the cluster file that `zmqdist launch` runs on this
+    host. You may leave it out if the environment variable ZMQDIST_CONFIG names a running cluster.
+    """
+    target, worker = target_and_worker(words)
+    with (
+        DispatcherClient(*locate(target, **secrets), "client", timeout_s) as dispatcher,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        for row in _rows(dispatcher, worker, timeout_s, follow=follow):
+            click.echo(_as_json(row) if as_json else line_of(row))
+
+
+def target_and_worker(words: tuple[str, ...]) -> tuple[str | None, str]:
+    """Return the words of a command line with the arguments [TARGET] and [WORKER]. The target is
+    None and the worker is "" if it is left out."""
+    if len(words) > 2:
+        raise click.UsageError("wanted [TARGET] [WORKER], as 127.0.0.1:5050 worker:0")
+    if len(words) == 1:
+        return (None, words[0]) if re.fullmatch(r"worker:\d+", words[0]) else (words[0], "")
+    return (words[0], words[1]) if words else (None, "")
+
+
+def _rows(
+    dispatcher: DispatcherClient, worker: str, timeout_s: float, *, follow: bool
+) -> Iterator[list[Any]]:
+    # begin to follow first, so that no line falls between
+    number = dispatcher.call("logs", worker, FROM_NOW, 0.0)["next"] if follow else 0
+    answer = dispatcher.call("logs", worker, KEPT, 0.0, timeout_s=ANSWER_S + timeout_s)
+    for problem in answer["failed"].values():
+        click.echo(printable(problem), err=True)
+    yield from answer["rows"]
+    printed = {tuple(row[1:]) for row in answer["rows"]}
+    while follow:
+        answer = dispatcher.call("logs", worker, number, WAIT_S, timeout_s=WAIT_S + timeout_s)
+        yield from (row for row in answer["rows"] if tuple(row[1:]) not in printed)
+        number = answer["next"]
+
+
+def _as_json(row: list[Any]) -> str:
+    _, worker, at, process, stream, text = row
+    moment = datetime.fromtimestamp(at).astimezone().isoformat(timespec="milliseconds")
+    stream_name = "stderr" if stream == 2 else "stdout"
+    return json.dumps(
+        {"at": moment, "worker": worker, "process": process, "stream": stream_name, "text": text}
+    )

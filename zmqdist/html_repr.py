@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
 from html import escape
@@ -14,6 +15,13 @@ TEXT_CHARS_MAX: Final = 300
 """The most characters that a table shows of one value."""
 
 HtmlRows = Iterable[tuple[str, object]]
+
+
+def in_notebook() -> bool:
+    """Return whether this process runs the cells of a notebook."""
+    # does not import IPython, because a notebook has done so
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return type(shell).__name__ == "ZMQInteractiveShell"
 
 
 def html_repr(rows: Callable[[Any], HtmlRows]) -> Callable[[Any], str]:

@@ -242,6 +242,23 @@ the most useful lines precede them."""
 LOG_TAIL_BYTES: Final = 4096
 """Bytes of the last lines of a slot's output in the error about its crash."""
 
+LOG_LINE_BYTES_MAX: Final = 4096
+"""Bytes of a line of output that programs get; the rest of a longer line is cut."""
+
+LOG_LINES_KEPT: Final = 10_000
+"""Lines of output that a worker keeps for programs that ask for them, and a dispatcher for those
+that follow them."""
+
+LOG_BYTES_KEPT: Final = 4 * 1024 * 1024
+"""Characters of these lines: binary output makes long ones."""
+
+LOG_LINES_PER_S: Final = 500
+"""Lines of output a second, on average, that a worker takes from one of its processes. More than
+a person reads; a million lines would fill the memory of programs that follow them."""
+
+LOG_BURST_LINES: Final = 5000
+"""Lines of output that a worker takes from one of its processes at once."""
+
 ANSWER_S: Final = 10.0
 """Seconds that a worker may take to answer a question about its inside, beyond the seconds that the
 question itself takes. Its loop answers in milliseconds, its processes in up to 8 s."""

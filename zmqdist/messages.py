@@ -725,12 +725,14 @@ class Observe(Message, tag=53):
 
 class AskWorker(Message, tag=54):
     """Answer a question about the inside of the worker: with `kind` "stack" the stacks of its
-    processes, with "profile" their samples over `seconds`."""
+    processes, with "profile" their samples over `seconds`, with "logs" the lines after the one
+    numbered `after`; LogLines has those of the next `seconds`."""
 
     SENT = "dispatcher -> worker"
     request: int
     kind: str
     seconds: _Seconds = 0.0
+    after: int = 0
 
 
 class WorkerAnswer(Message, tag=55):
@@ -741,6 +743,30 @@ class WorkerAnswer(Message, tag=55):
     request: int
     payload: bytes
     error: str = ""
+
+
+class LogLine(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A line that a process of a worker has written.
+
+    Attributes:
+      number: counts the lines of the worker.
+      at: seconds since 1970.
+      process: what the process is, such as "slot 0".
+      stream: 1 for its standard output, 2 for its standard error.
+    """
+
+    number: int
+    at: float
+    process: str
+    stream: int
+    text: str
+
+
+class LogLines(Message, tag=56):
+    """Lines that the processes of the worker have written, for programs that follow them."""
+
+    SENT = "worker -> dispatcher"
+    lines: list[LogLine]
 
 
 # -- payloads that cannot be fetched from their holder ---------------------------------------------

@@ -20,6 +20,7 @@ FOR_RUNTIMES = {
     "ActorResults",
     "AskWorker",
     "DescribeWork",
+    "LogLines",
     "Observe",
     "Read",
     "ReadDone",

@@ -219,7 +219,7 @@ def test_slots_beyond_descriptors_are_refused(
         zd.DispatchServer() as dispatcher,
         pytest.raises(
             errors.ResourceExhaustedError,
-            match=r"128 slots need 480 descriptors.*may open only 256",
+            match=r"128 slots need 608 descriptors.*may open only 256",
         ),
     ):
         zd.WorkerServer(WorkerConfig(dispatcher.address, slots=128, processes=True))

@@ -11,14 +11,17 @@ import os
 import shlex
 import socket
 import threading
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from zmqdist import clock as time
 from zmqdist import errors, limits
+from zmqdist.background import in_background
 from zmqdist.clock import duration
 from zmqdist.field_types import check_options, checked, checks_options, safe_repr
-from zmqdist.html_repr import HtmlRows, html_repr
+from zmqdist.html_repr import HtmlRows, html_repr, in_notebook
 from zmqdist.limits import CONNECT_S
 
 if TYPE_CHECKING:
@@ -77,6 +80,7 @@ class Cluster:
         self.credentials = credentials
         self.config = config
         self._client: DispatcherClient | None = None
+        self._end_logs: Callable[[], object] = int
         self._disconnected = False
         self._dashboard: Dashboard | None = None
         self._client_lock = threading.Lock()
@@ -178,6 +182,7 @@ class Cluster:
         """
         with self._client_lock:
             client, self._client, self._disconnected = self._client, None, True
+        self._end_logs()
         if client is not None:
             client.close()
 
@@ -211,7 +216,10 @@ class Cluster:
 @checks_options("connect()")
 @checked
 def connect(
-    address_or_file: str | os.PathLike[str] | None = None, *, timeout: float = CONNECT_S
+    address_or_file: str | os.PathLike[str] | None = None,
+    *,
+    timeout: float = CONNECT_S,
+    logs: bool | None = None,
 ) -> Cluster:
     """Connect to a cluster that runs already, and return it once its dispatcher has answered.
 
@@ -226,6 +234,8 @@ def connect(
         `zmqdist launch` has named in the environment. The secrets of an address are those of the
         environment, or of this program's own `local_cluster`.
       timeout: seconds to wait for the dispatcher, now and at each later call.
+      logs: whether this program prints what functions print from now on, with the names of their
+        workers. None means that it does in a notebook.
 
     Raises:
       ValueError: `address_or_file` has another form, or the environment names no cluster.
@@ -250,6 +260,13 @@ def connect(
     )
     cluster = Cluster(f"zmq://{location.address}", location.credentials, config)
     cluster._dispatcher_client(timeout_s)
+    if in_notebook() if logs is None else logs:
+        from zmqdist.launch.log_follower import LogFollower
+
+        follower = LogFollower(client_of(location.address, location.credentials))
+        cluster._end_logs = follower.close
+        # a cluster that was dropped without `close`
+        weakref.finalize(cluster, in_background, "zmqdist-logs-end", follower.close)
     return cluster
 
 
@@ -394,6 +411,11 @@ def serve_dashboard(
     client = DispatcherClient(address, credentials, "client", CONNECT_S)
     dispatcher = stack.enter_context(client)
     return stack.enter_context(Dashboard(dispatcher.call, say=say))
+
+
+def client_of(address: str, credentials: Credentials) -> Callable[[float], DispatcherClient]:
+    """Return a function that makes a client with the role "client", with this time-out."""
+    return partial(DispatcherClient, address, credentials, "client")
 
 
 def check_count(name: str, count: int) -> None:

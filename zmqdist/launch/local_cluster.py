@@ -30,7 +30,7 @@ from zmqdist.field_types import check_type, checked, checks_options, safe_repr
 from zmqdist.files import fill_standard_streams
 from zmqdist.html_repr import HtmlRows, html_repr
 from zmqdist.launch.children import Child, Children, check_descriptors
-from zmqdist.launch.connection import Cluster, check_count, serve_dashboard
+from zmqdist.launch.connection import Cluster, check_count, client_of, serve_dashboard
 from zmqdist.launch.folders import RunFolder
 from zmqdist.launch.ports import Reserved, bound_socket
 from zmqdist.launch.roles import TaskConfig
@@ -42,6 +42,7 @@ from zmqdist.transport.own_address import bindable
 
 if TYPE_CHECKING:
     from zmqdist.cluster.spec import ClusterSpec
+    from zmqdist.launch.log_follower import LogFollower
     from zmqdist.servers.dispatch_server import DispatchServer
     from zmqdist.servers.worker_server import WorkerServer
     from zmqdist.tasks.server import Server
@@ -75,6 +76,9 @@ class local_cluster(Cluster):
       actors_max: the number of actors that each worker may have, if workers are processes.
       dashboard: if True, serve the dashboard on this host, and write its link to standard error.
         `dashboard_url` is a new link.
+      logs: if True and workers are processes, this program prints what functions print, whole lines
+        after the name of the worker (docs/watch.md). If False, the processes write to the standard
+        output and error of this program themselves.
       options: fields of DispatcherConfig, such as `attempts_max` or `lease_s`, except `token_file`,
         `keys_dir` and `insecure`.
 
@@ -128,6 +132,7 @@ class local_cluster(Cluster):
         memory_max_gb: float | None = None,
         actors_max: int = limits.WORKER_ACTORS_MAX,
         dashboard: bool = False,
+        logs: bool = True,
         **options: Any,
     ) -> None:
         check_count("workers", workers)
@@ -135,6 +140,7 @@ class local_cluster(Cluster):
         check_type("slots", slots, int, "a whole number")
         check_type("processes", processes, bool, "True or False")
         check_type("dashboard", dashboard, bool, "True or False")
+        check_type("logs", logs, bool, "True or False")
         if dashboard:
             from zmqdist.observe.dashboard.server import check_installed
 
@@ -147,6 +153,7 @@ class local_cluster(Cluster):
             "resources": resources,
             "memory_max_gb": memory_max_gb,
             "actors_max": actors_max,
+            "echo": not logs,
         }
         WorkerConfig("127.0.0.1:1", processes=processes, **self._worker_options)
         config = dataclasses.replace(config, host=bindable(config.host))
@@ -180,6 +187,7 @@ class local_cluster(Cluster):
         """The runtimes of coordinators of this cluster. `close` ends their work, which would wait
         for another dispatcher otherwise."""
         self._dispatcher: DispatchServer | None = None
+        self._follower: LogFollower | None = None
         self._dashboard_end = contextlib.ExitStack()
         self._pid = os.getpid()
         own_clusters[self._address] = self.credentials
@@ -202,6 +210,10 @@ class local_cluster(Cluster):
                 self._dashboard = serve_dashboard(
                     self._address, self.credentials, _write, self._dashboard_end
                 )
+            if processes and logs:
+                from zmqdist.launch.log_follower import LogFollower
+
+                self._follower = LogFollower(client_of(self._address, self.credentials), since=0)
             if processes:
                 self._wait_for(self._start_processes(workers, range(ps)))
             else:
@@ -452,6 +464,8 @@ class local_cluster(Cluster):
                 steps.callback(port.close)
             if self._dispatcher is not None:
                 steps.callback(self._dispatcher.stop)
+            if self._follower is not None:
+                steps.callback(self._follower.finish)
             if self._children is not None:
                 steps.callback(self._children.close, STOP_GRACE_S)
             for server in self._threads:

@@ -14,6 +14,7 @@ from html import escape
 from typing import Any, Final, TextIO, TypeVar
 
 from zmqdist import clock as time
+from zmqdist.html_repr import in_notebook
 from zmqdist.messages import KEPT, VALUE
 from zmqdist.scheduling.coordinator.completion import AsCompleted
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, work_of
@@ -71,7 +72,7 @@ def progress(
         completed = AsCompleted(values, timeout)
     output = sys.stderr if file is None else file
     display: Display = _bar if output.isatty() else _lines
-    if file is None and _in_notebook():
+    if file is None and in_notebook():
         display = _cell
     label = "".join(char if char.isprintable() else "?" for char in label[:LABEL_CHARS_MAX])
     return _watched(completed, display, label, output)
@@ -173,9 +174,3 @@ def _cell(count: _Count, _: str, __: TextIO) -> Iterator[Callable[[], object]]:
         yield _every(UPDATE_S, lambda: shown.update(html()))
     finally:
         shown.update(html())
-
-
-def _in_notebook() -> bool:
-    # does not import IPython, because a notebook has done so
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return type(shell).__name__ == "ZMQInteractiveShell"

@@ -2,8 +2,9 @@
 run the worker's slots and its tasks of the data service.
 
 `BoundChildren` owns the zygote and the control socket to it. Each child has file descriptors of its
-own, and writes its standard error to a pipe. The worker copies the bytes of the pipe to its own
-standard error. The worker also keeps the last lines, for the error that reports that the child has
+own, and writes its standard output and error to pipes. The lines go into a LogBook, and whole lines
+to the worker's own output (own_output.py), unless the worker was told not to echo them. The worker
+also keeps the last lines of the standard error, for the error that reports that the child has
 crashed.
 
 All code of this module runs in the loop thread. Not here: the messages to and from children
@@ -12,7 +13,6 @@ All code of this module runs in the loop thread. Not here: the messages to and f
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import logging
@@ -21,9 +21,13 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from functools import partial
+from typing import Final, TypeAlias
 
+from zmqdist import clock
 from zmqdist.limits import LEASE_S, LOG_TAIL_BYTES, LOG_TAIL_LINES
+from zmqdist.process.log_book import STDERR, STDOUT, ChildOutput, LogBook
+from zmqdist.process.own_output import OwnOutput
 from zmqdist.process.zygote import BEAT, BORN, CONTROL_RECORD, KILL, SPAWN, Order
 from zmqdist.process.zygote_client import ZygoteProcess
 from zmqdist.transport.loop import Loop
@@ -34,6 +38,9 @@ SPAWNS_AT_ONCE = 32
 """Largest number of children that are ordered and not yet forked. It is bounded because the kernel
 limits the number of file descriptors that are in transit on a socket.
 """
+
+READ_BYTES: Final = 65536
+READS_PER_TURN: Final = 16
 
 Exited = Callable[[int], None]
 """A function that is called with the exit code of a child. The code is -n if signal n ended the
@@ -76,13 +83,20 @@ class BoundChild:
         self._module = module
         self._variables = variables
         self._loop = owner.loop
-        self._errors, their_errors = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(their_errors, True)
-        self._theirs = [their_errors, *descriptors]
+        self._theirs = [*descriptors]
+        self._pipes: dict[int, int] = {}
+        """The reading ends of the child's standard output and error, by stream."""
+        for stream in (STDERR, STDOUT):
+            self._pipes[stream], theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            os.set_blocking(theirs, True)
+            self._theirs.insert(0, theirs)
+        self._output = ChildOutput(owner.book, title)
+        self._unechoed = {STDOUT: b"", STDERR: b""}
         self._lines: deque[bytes] = deque(maxlen=LOG_TAIL_LINES)
         self._last_line = b""
         self.killed = self._closed = False
-        self._loop.add_fd(self._errors, self._read_errors)
+        for stream in self._pipes:
+            self.watch(stream)
 
     def kill(self) -> None:
         """Have the zygote send SIGKILL to the child's process group. `exited` is called when the
@@ -94,7 +108,7 @@ class BoundChild:
     def tail(self) -> str:
         """Return the last lines that the child has written to standard error. Call this in the loop
         thread, which also reads the pipe."""
-        self._read_errors()
+        self._read(STDERR, whole=True)
         lines = [*self._lines, self._last_line] if self._last_line else list(self._lines)
         return b"\n".join(lines)[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
@@ -107,32 +121,71 @@ class BoundChild:
         """
         self.ticket = ticket
         theirs, self._theirs = self._theirs, []
-        order = Order("", self._module, [], None, [2], ticket, self._variables)
+        order = Order("", self._module, [], None, [1, 2], ticket, self._variables)
         return [order.to_memfd(), *theirs]
 
     def close(self) -> None:
         """Close the file descriptors that this process has open for the child. Idempotent."""
         if not self._closed:
-            self._read_errors()  # the loop may not have read the child's last lines yet
+            self.read_left()  # the loop may not have read the child's last lines yet
             self._closed = True
-            self._loop.remove_fd(self._errors)
-            for descriptor in (self._errors, *self._theirs):
-                os.close(descriptor)
+            self._output.end(self._loop.now())
+            for stream, fd in self._pipes.items():
+                self._echo(stream, b"\n" if self._unechoed[stream] else b"")
+                self._loop.remove_fd(fd)
+            for fd in (*self._pipes.values(), *self._theirs):
+                os.close(fd)
 
-    def _read_errors(self) -> None:
-        while not self._closed:
+    def read_left(self) -> None:
+        """Read what the child has written until now."""
+        for stream in self._pipes:
+            self._read(stream, whole=True)
+
+    def watch(self, stream: int) -> None:
+        """Have the loop read a stream of the child, at first or again."""
+        if not self._closed:
+            self._loop.add_fd(self._pipes[stream], partial(self._read, stream))
+
+    def tick(self) -> None:
+        self._output.tick(self._loop.now())
+        self._owner.on_lines()
+
+    def _read(self, stream: int, *, whole: bool = False) -> None:
+        """Read at most READS_PER_TURN times, because a child may write without end, or with `whole`
+        what fits into the pipe."""
+        if not whole and self._owner.holds_back(self, stream):
+            self._loop.remove_fd(self._pipes[stream])
+            return
+        for _ in range(READS_PER_TURN):
             try:
-                data = os.read(self._errors, 65536)
+                data = b"" if self._closed else os.read(self._pipes[stream], READ_BYTES)
             except BlockingIOError:
                 return
             if not data:
-                self._loop.remove_fd(self._errors)
+                if not self._closed:
+                    self._loop.remove_fd(self._pipes[stream])
                 return
-            with contextlib.suppress(OSError):  # such as a closed pipe
-                os.write(2, data)
-            *lines, self._last_line = (self._last_line + data).split(b"\n")
-            self._lines.extend(line for line in lines if line)
-            self._last_line = self._last_line[-LOG_TAIL_BYTES:]
+            self._echo(stream, data)
+            resume_at = self._output.feed(stream, data, self._loop.now())
+            if resume_at is not None:
+                self._loop.set_timer((self, "flood"), resume_at, self.tick)
+            if stream == STDERR:
+                *lines, self._last_line = (self._last_line + data).split(b"\n")
+                self._lines.extend(line for line in lines if line)
+                self._last_line = self._last_line[-LOG_TAIL_BYTES:]
+            self._owner.on_lines()
+
+    def _echo(self, stream: int, data: bytes) -> None:
+        """Write whole lines, and states of progress bars, to the worker's own output."""
+        if self._owner.own_output is None:
+            return
+        data = self._unechoed[stream] + data
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if not end and len(data) > READ_BYTES:
+            end = len(data)
+        self._unechoed[stream] = data[end:]
+        if end:
+            self._owner.own_output.write(stream, data[:end])
 
 
 class BoundChildren:
@@ -142,12 +195,19 @@ class BoundChildren:
       on_lost: functions that are called when the zygote has ended unexpectedly, with its exit code,
         or with None if the exit code is not known. The function `exited` of each ordered child is
         called before them.
+      on_lines: called when children have written something.
+      book: the last lines of the children.
+      own_output: the copy to the worker's own output; None without one.
     """
 
-    def __init__(self, loop: Loop, zygote: ZygoteProcess) -> None:
+    def __init__(self, loop: Loop, zygote: ZygoteProcess, *, echo: bool = True) -> None:
         """Take ownership of a zygote. `close` ends it."""
         self.on_lost: list[Callable[[int | None], None]] = []
+        self.on_lines: Callable[[], object] = int
         self.loop = loop
+        self.book = LogBook(clock.time() - loop.now())
+        self.own_output = OwnOutput(lambda: loop.call_soon(self._go_on)) if echo else None
+        self._held_back: list[tuple[BoundChild, int]] = []
         self._zygote = zygote
         self._control = zygote.control
         self._control.setblocking(False)
@@ -191,6 +251,23 @@ class BoundChildren:
         self._order_next()
         return child
 
+    def holds_back(self, child: BoundChild, stream: int) -> bool:
+        """Return whether this stream must not be read now; the child is watched again later."""
+        if self.own_output is None or not self.own_output.is_full:
+            return False
+        self._held_back.append((child, stream))
+        return True
+
+    def _go_on(self) -> None:
+        held_back, self._held_back = self._held_back, []
+        for child, stream in held_back:
+            child.watch(stream)
+
+    def read_left(self) -> None:
+        """Read what the children have written until now."""
+        for child in self._children.values():
+            child.read_left()
+
     @property
     def present(self) -> list[tuple[str, int]]:
         """The title and pid of each child that runs."""
@@ -222,6 +299,8 @@ class BoundChildren:
         self._unordered.clear()
         self._drop_unsent()
         self._zygote.close()
+        if self.own_output is not None:
+            self.own_output.close()
 
     def _order_next(self) -> None:
         """Order the next children from the zygote, as long as fewer than SPAWNS_AT_ONCE ordered

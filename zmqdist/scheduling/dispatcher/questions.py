@@ -19,24 +19,31 @@ import msgspec
 
 from zmqdist import errors
 from zmqdist.limits import ANSWER_S
-from zmqdist.messages import AskWorker, Message, WorkerAnswer
+from zmqdist.messages import AskWorker, LogLine, Message, WorkerAnswer
 from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.scheduling.dispatcher.drain_report import not_registered
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member, Membership
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Peer, Router
 
-STACKS: Final = msgspec.msgpack.Decoder(dict[str, str])
+ANSWERS: Final[dict[str, msgspec.msgpack.Decoder[Any]]] = {
+    "stack": msgspec.msgpack.Decoder(dict[str, str]),
+    "logs": msgspec.msgpack.Decoder(tuple[int, list[LogLine]]),
+}
+"""How the answer to each kind of question is decoded."""
+
+Answers = dict[str, Any]
+"""The answer of each worker by its name, or an OpError."""
 
 
 @dataclass(eq=False)
 class _Inquiry:
-    """A question to several workers: the answers so far, by the name of the worker, each a payload
-    or an error."""
+    """A question to several workers, and the answers so far."""
 
-    then: Callable[[dict[str, bytes | errors.OpError]], None]
+    kind: str
+    then: Callable[[Answers], None]
     awaited: set[int] = field(default_factory=set)
-    answers: dict[str, bytes | errors.OpError] = field(default_factory=dict)
+    answers: Answers = field(default_factory=dict)
 
 
 class Questions:
@@ -55,16 +62,21 @@ class Questions:
     def _stack(self, call: PendingCall, worker: str) -> None:
         """Serve the RPC method `stack`: {process: text} of one worker."""
 
-        def finish(answers: dict[str, bytes | errors.OpError]) -> None:
+        def finish(answers: Answers) -> None:
             (answer,) = answers.values()
             if isinstance(answer, errors.OpError):
                 call.fail(answer)
             else:
-                call.reply(STACKS.decode(answer))
+                call.reply(answer)
 
-        self.ask([self._member(worker)], "stack", 0.0, finish)
+        self.ask([self.member(worker)], "stack", finish)
 
-    def _member(self, worker: str) -> Member:
+    @property
+    def members(self) -> list[Member]:
+        """The registered workers."""
+        return [*self._members.values()]
+
+    def member(self, worker: str) -> Member:
         """Return the member with this name, such as "worker:0". Raises NotFoundError."""
         for member in self._members.values():
             if member.name == worker:
@@ -76,15 +88,18 @@ class Questions:
         self,
         members: list[Member],
         kind: str,
-        seconds: float,
-        then: Callable[[dict[str, bytes | errors.OpError]], None],
+        then: Callable[[Answers], None],
+        seconds: float = 0.0,
+        after: int = 0,
+        takes_s: float = 0.0,
     ) -> None:
-        """Ask each of these workers, and call `then` once with all answers and errors."""
-        inquiry = _Inquiry(then)
+        """Ask each of these workers, and call `then` once with all answers and errors. `seconds`
+        and `after` are those of AskWorker; an answer may come only after `takes_s`."""
+        inquiry = _Inquiry(kind, then)
         for member in members:
             number = next(self._numbers)
             peer: Any = member.peer
-            if peer is None or not self._router.send(peer, AskWorker(number, kind, seconds)):
+            if peer is None or not self._router.send(peer, AskWorker(number, kind, seconds, after)):
                 problem = f"{member.name} is not connected to the dispatcher"
                 inquiry.answers[member.name] = errors.UnavailableError(problem)
                 continue
@@ -93,7 +108,7 @@ class Questions:
             silence = f"{member.name} has not answered for {ANSWER_S:g} s: it is suspended or busy"
             self._loop.set_timer(
                 (self, number),
-                self._loop.now() + seconds + ANSWER_S,
+                self._loop.now() + takes_s + ANSWER_S,
                 partial(self._end, number, errors.UnavailableError(silence)),
             )
         if not inquiry.awaited:
@@ -101,18 +116,26 @@ class Questions:
 
     def _answered(self, peer: Peer, message: Message, _frames: object) -> None:
         assert isinstance(message, WorkerAnswer)
-        worker, name, _ = self._pending.get(message.request, (None, "", None))
-        if worker is peer:
-            problem = message.error[:TEXT_CHARS_MAX]
-            error = errors.UnavailableError(f"{name}: {problem}") if problem else None
-            self._end(message.request, error or message.payload)
+        worker, name, inquiry = self._pending.get(message.request, (None, "", None))
+        if worker is not peer or inquiry is None:
+            return
+        answer: Any = None
+        problem = message.error[:TEXT_CHARS_MAX]
+        if not problem:
+            try:
+                answer = ANSWERS[inquiry.kind].decode(message.payload)
+            except msgspec.DecodeError as error:
+                problem = f"damaged answer: {error}"
+        self._end(
+            message.request, errors.UnavailableError(f"{name}: {problem}") if problem else answer
+        )
 
     def _gone(self, peer: Peer) -> None:
         for number, (worker, name, _) in list(self._pending.items()):
             if worker is peer:
                 self._end(number, errors.UnavailableError(f"{name} was lost before it answered"))
 
-    def _end(self, number: int, answer: bytes | errors.OpError) -> None:
+    def _end(self, number: int, answer: Any) -> None:
         _, name, inquiry = self._pending.pop(number)
         self._loop.set_timer((self, number), None, int)
         inquiry.answers[name] = answer

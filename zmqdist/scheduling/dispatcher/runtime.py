@@ -59,6 +59,7 @@ from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.scheduling.dispatcher.drain_report import DrainReport, DrainReporter, not_registered
 from zmqdist.scheduling.dispatcher.facts_record import FactsRecord
 from zmqdist.scheduling.dispatcher.key_service import KeyService
+from zmqdist.scheduling.dispatcher.log_stream import LogStream
 from zmqdist.scheduling.dispatcher.machine import Broker
 from zmqdist.scheduling.dispatcher.machine import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.membership_and_leases import MemberJoined, MemberLost
@@ -213,7 +214,9 @@ class DispatcherRuntime(Generic[P]):
         router.on_gone.append(self._note_disconnect)
         self._relay = Relay(loop, router, self.broker.holder)
         service.register(RELAY, self._relay.read, roles=frozenset({"submit", "worker"}))
-        Questions(loop, router, service, self.broker.membership)
+        questions = Questions(loop, router, service, self.broker.membership)
+        logs = LogStream(loop, router, service, questions)
+        self.member_watchers.append(logs.members_changed)
         CoordinationService(service, router, loop, self._incarnation, None)
         # a dispatcher at a free port has no predecessor
         PrimitivesService(

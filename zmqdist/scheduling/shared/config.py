@@ -232,6 +232,8 @@ class WorkerConfig:
       insecure: whether to use neither token nor keys, for a dispatcher that was started insecure.
       nested_slots_max: how many extra slots the worker may start while functions in its slots wait
         for results of functions that they have scheduled (docs/nested_work.md).
+      echo: whether the worker copies what its functions write to its own standard output and
+        error. Programs can follow it in any case (docs/watch.md).
       ticket_file, ticket_fd: the private file or the descriptor from which `zmqdist worker` and
         launched workers read a join ticket. The worker then makes a key of its own (SECURITY.md)
         and stores it in `keys_dir` or in a temporary folder. The worker gets the name in the
@@ -276,6 +278,7 @@ class WorkerConfig:
     ticket_fd: int | None = None
     actors_max: int = limits.WORKER_ACTORS_MAX
     nested_slots_max: int = limits.NESTED_SLOTS_MAX
+    echo: bool = True
 
     def __post_init__(self) -> None:
         if not self.dispatcher_address:

@@ -1,12 +1,13 @@
-"""What a worker answers about its inside: the stacks of its slots, actors and data tasks, and a
-profile of them (AskWorker, WorkerAnswer).
+"""What a worker answers about its inside: the stacks of its slots, actors and data tasks, and the
+lines that they write (AskWorker, WorkerAnswer, LogLines).
 
-Each question is answered by a thread of its own, because a process may take seconds to write its
-stacks. Slots that are threads are in this process, and their stacks are read here.
+A question about stacks is answered by a thread of its own, because a process may take seconds to
+write its stacks. Slots that are threads are in this process, and their stacks are read here.
 
-Promises, checked by tests/scheduling/full/test_stacks.py
+Promises, checked by tests/scheduling/full/test_stacks.py and test_logs.py
     each AskWorker gets one WorkerAnswer, also if the answer fails
-    at most QUESTIONS_MAX questions are answered at a time; more are refused
+    at most QUESTIONS_MAX questions about stacks are answered at a time; more are refused
+    LogLines are sent only for as long as the dispatcher has asked
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import msgspec
 from zmqdist import clock as time
 from zmqdist.background import in_background
 from zmqdist.errors import OpError, of_the_system
-from zmqdist.messages import AskWorker, Message, WorkerAnswer
+from zmqdist.messages import AskWorker, LogLine, LogLines, Message, WorkerAnswer
 from zmqdist.process import zygote
 from zmqdist.process.bound_children import BoundChildren
 from zmqdist.process.stack_dump import Frame, parse_stacks, read_stacks
@@ -38,6 +39,12 @@ STACK_S: Final = 2.0
 """Seconds that one process may take to write its stacks."""
 STACKS_S: Final = 8.0
 """Seconds for the stacks of all processes, below those after which the dispatcher gives up."""
+
+PUSH_S: Final = 0.1
+"""Seconds for which new lines are collected."""
+LOG_LINES_PUSHED: Final = 1000
+"""Lines of one LogLines: ten times as many a second pass, and the book keeps a second's more."""
+LOG_LINES_ANSWERED: Final = 2000
 
 PACKAGE: Final = __file__[: -len(os.path.join("scheduling", "worker", "inside.py"))]
 STDLIB: Final = sysconfig.get_path("stdlib") + os.sep
@@ -64,10 +71,17 @@ class Inside:
         self._send = send
         self._children = children
         self._running = 0
+        self._sent, self._follow_until = 0, 0.0
+        self._pushes = False
+        if children is not None:
+            children.on_lines = self._note_lines
         self._reading = threading.Lock()
         """Held while a process is signalled and read, because a process has one file."""
 
     def answer(self, question: AskWorker) -> None:
+        if question.kind == "logs":
+            self._answer_logs(question)
+            return
         processes = None if self._children is None else self._children.present
         if self._running >= QUESTIONS_MAX:
             text = f"this worker answers {QUESTIONS_MAX} other questions: ask again later"
@@ -75,6 +89,35 @@ class Inside:
             return
         self._running += 1
         in_background("zmqdist-inside", self._find, question, processes)
+
+    def _answer_logs(self, question: AskWorker) -> None:
+        lines: list[LogLine] = []
+        if self._children is not None:
+            book = self._children.book
+            after = max(question.after, book.last - LOG_LINES_ANSWERED)
+            lines = book.after(after, LOG_LINES_ANSWERED)
+            if question.seconds:
+                self._follow_until = self._loop.now() + question.seconds
+                self._sent = book.last
+        payload = msgspec.msgpack.encode((self._sent, lines))
+        self._send(WorkerAnswer(question.request, payload))
+
+    def _note_lines(self) -> None:
+        if not self._pushes and self._loop.now() < self._follow_until:
+            self._pushes = True
+            self._loop.set_timer((self, "lines"), self._loop.now() + PUSH_S, self.push)
+
+    def push(self) -> None:
+        """Send the lines that followers have not got."""
+        self._pushes = False
+        if self._children is None or self._loop.now() >= self._follow_until:
+            return
+        lines = self._children.book.after(self._sent, LOG_LINES_PUSHED)
+        # without a connection the lines stay here, and are sent after the next question
+        if lines and self._send(LogLines(lines)):
+            self._sent = lines[-1].number
+            if self._sent < self._children.book.last:
+                self._note_lines()
 
     def _find(self, question: AskWorker, processes: list[tuple[str, int]] | None) -> None:
         payload, problem = b"", ""

@@ -304,7 +304,11 @@ class WorkerRuntime(Generic[P]):
         """Return the owner of the zygote from which slot processes and processes of data tasks are
         forked."""
         check_descriptors(self._config.slots)
-        bound = BoundChildren(loop, self._zygote or start_slots_zygote(self._modules, environment))
+        bound = BoundChildren(
+            loop,
+            self._zygote or start_slots_zygote(self._modules, environment),
+            echo=self._config.echo,
+        )
         loop.on_stop(bound.close)
         return bound
 
@@ -494,6 +498,9 @@ class WorkerRuntime(Generic[P]):
         self.part.refuse(self.loop.stop)
 
     def _close(self) -> None:
+        if self._children is not None:
+            self._children.read_left()
+        self._inside.push()
         self._dealer.close(linger_s=0.5)
         self._slots.close()
         if self._children is not None:

@@ -80,12 +80,13 @@ POSITION_POLL_S = 0.02
 """Seconds between two reads of the positions of busy slots, so that the worker soon knows which
 longer functions have begun."""
 
-SLOT_FDS = 3
-"""The number of descriptors of the worker for each slot: pipe, page, standard error."""
+SLOT_FDS = 4
+"""The number of descriptors of the worker for each slot: pipe, page, standard output and error."""
 
-ACTOR_FDS = 6
-"""The number of descriptors of the worker for each actor: pipe and standard error, and while its
-process is being started their other ends, the listening socket, and the table of its figures."""
+ACTOR_FDS = 8
+"""The number of descriptors of the worker for each actor: pipe, standard output and error, and
+while its process is being started their other ends, the listening socket, and the table of its
+figures."""
 
 OTHER_FDS = 96
 """The number of descriptors that the worker needs for connections, threads, and slots that are
