@@ -1,0 +1,176 @@
+"""The screen of `zmqdist top`, driven by textual's pilot at the sizes of terminals."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import DataTable, Static
+
+from tests.observe.dashboard.made_up import NASTY, MadeUp
+from zmqdist.errors import UnavailableError
+from zmqdist.observe.views import VIEWS
+from zmqdist_cli.top_screen import TopScreen
+
+SIZES = [(80, 24), (200, 50)]
+Use = Callable[[TopScreen, "Pilot[None]"], Awaitable[None]]
+
+
+def shown(app: TopScreen) -> list[str]:
+    """The lines of the screen."""
+    width, height = app.size
+    return [
+        "".join(segment.text for segment in strip).rstrip()
+        for strip in app.screen._compositor.render_strips()
+    ][:height]
+
+
+def driven(call: Callable[..., Any], size: tuple[int, int], use: Use) -> None:
+    """Run the screen without a terminal, and `use` it when it has shown the first facts."""
+
+    async def run() -> None:
+        app = TopScreen(call, 3600.0)
+        async with app.run_test(size=size) as pilot:
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            await use(app, pilot)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_first_view_has_a_line_for_each_worker(size: tuple[int, int]) -> None:
+    async def use(app: TopScreen, _: Pilot[None]) -> None:
+        lines = shown(app)
+        assert len(lines) == size[1]
+        assert lines[0].startswith("dispatcher at 127.0.0.1:5050 (pid 4711): 4 workers")
+        rows = [line for line in lines if line.lstrip().startswith("worker:")]
+        assert [row.split()[0] for row in rows] == [f"worker:{index}" for index in range(4)]
+        assert "13 min" in rows[1]
+
+    driven(MadeUp().call, size, use)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("key", range(1, len(VIEWS) + 1))
+def test_views_show_hostile_names_as_text(size: tuple[int, int], key: int) -> None:
+    made_up = MadeUp(nasty=True)
+    made_up.add_failure("evaluate", 0, 1)
+    made_up.add_death(0)
+
+    async def use(app: TopScreen, pilot: Pilot[None]) -> None:
+        await pilot.press(str(key))
+        await pilot.pause()
+        assert all(line.isprintable() for line in shown(app))
+        if VIEWS[key - 1].name in ("workers", "slots", "functions"):
+            assert '<script>alert("x")</script>?[31mred?[0m?gpj' in "\n".join(shown(app))
+
+    driven(made_up.call, size, use)
+
+
+def test_whole_name_is_reached_by_scrolling() -> None:
+    made_up, name = MadeUp(), "module.[bold]" + "x" * 80
+    facts = made_up.facts
+    made_up.facts = lambda *_: {  # type: ignore[method-assign]
+        **facts(), "functions": [{**facts()["functions"][0], "name": name}]
+    }
+
+    async def use(app: TopScreen, pilot: Pilot[None]) -> None:
+        await pilot.press("3")
+        await pilot.pause()
+        table = app.query_one(DataTable)
+        assert name in str(table.get_row_at(0)[0])
+        await pilot.press(*["right"] * 40)
+        await pilot.pause()
+        assert table.scroll_x > 0
+
+    driven(made_up.call, (80, 24), use)
+
+
+def test_thousand_workers_scroll_sort_and_filter() -> None:
+    made_up = MadeUp(workers=1_000, slots=4)
+    made_up.advance = lambda *_: None  # type: ignore[method-assign]
+
+    async def use(app: TopScreen, pilot: Pilot[None]) -> None:
+        table = app.query_one(DataTable)
+        assert table.row_count == 1_000
+        await pilot.press("end")
+        await pilot.wait_for_scheduled_animations()
+        assert any("worker:999" in line for line in shown(app))
+        await pilot.press("s", "r")  # by name, the largest first
+        await pilot.press("home")
+        await pilot.pause()
+        assert str(table.get_row_at(0)[0]) == "worker:999"
+        await pilot.press("slash", *"R:77", "enter")
+        await pilot.pause()
+        names = [str(table.get_row_at(row)[0]) for row in range(table.row_count)]
+        assert names == [f"worker:{n}" for n in (*range(779, 769, -1), 77)]
+        await pilot.press("escape")
+        await pilot.pause()
+        assert table.row_count == 1_000
+
+    driven(made_up.call, (80, 24), use)
+
+
+def test_update_of_thousand_workers_keeps_place_and_is_fast() -> None:
+    made_up = MadeUp(workers=1_000, slots=4)
+    made_up.advance = lambda *_: None  # type: ignore[method-assign]
+
+    async def use(app: TopScreen, pilot: Pilot[None]) -> None:
+        table = app.query_one(DataTable)
+        await pilot.press("end")
+        await pilot.wait_for_scheduled_animations()
+        before = (table.cursor_row, table.scroll_y)
+        facts = made_up.facts()
+        for worker in facts["workers"]:
+            worker["done"] = 10**6
+        begin_s = time.process_time()
+        app._show_facts(facts)
+        assert time.process_time() - begin_s < 2.0
+        await pilot.pause()
+        assert (table.cursor_row, table.scroll_y) == before
+        assert "1,000,000" in "\n".join(shown(app))
+
+    driven(made_up.call, (200, 50), use)
+
+
+def test_row_of_failure_opens_its_traceback() -> None:
+    made_up = MadeUp()
+    made_up.advance = lambda *_: None  # type: ignore[method-assign]
+    made_up.add_failure("[red]f[/red]", 0, 7)
+
+    async def use(app: TopScreen, pilot: Pilot[None]) -> None:
+        await pilot.press("5", "enter")
+        await pilot.pause()
+        text = "\n".join(shown(app))
+        assert "traceback:" in text
+        assert 'File "train.py", line 12, in [red]f[/red]' in text
+        await pilot.press("escape")
+        await pilot.pause()
+        assert "traceback:" not in "\n".join(shown(app))
+
+    driven(made_up.call, (80, 50), use)
+
+
+def test_absent_dispatcher_is_named() -> None:
+    def call(*_: object) -> Any:
+        raise UnavailableError(f"nothing answers {NASTY}")
+
+    async def use(app: TopScreen, _: Pilot[None]) -> None:
+        text = app.query_one("#head", Static).render()
+        assert "trying again; press q" in str(text)
+        assert all(line.isprintable() for line in shown(app))
+
+    driven(call, (80, 24), use)
+
+
+def test_q_ends_the_screen() -> None:
+    async def use(app: TopScreen, pilot: Pilot[None]) -> None:
+        await pilot.press("q")
+        assert not app.is_running or app._exit
+
+    driven(MadeUp().call, (80, 24), use)
