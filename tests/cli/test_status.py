@@ -11,6 +11,7 @@ import subprocess
 import termios
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -103,3 +104,20 @@ def test_top_outlives_dispatcher_restart(screen: Screen, dispatcher: ServerProce
         screen.saw("trying again")
         dispatcher.start()
         screen.saw("1 worker,")
+
+
+def test_top_without_textual_prints_status_once(
+    dispatcher: ServerProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # a finder that knows no textual, as where the extra is not installed
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as util\n"
+        "find = util.find_spec\n"
+        "util.find_spec = lambda name, *more: None if name == 'textual' else find(name, *more)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    screen = Screen("top", dispatcher.address)
+    screen.saw("needs 'zmqdist[top]': pip install 'zmqdist[top]'")
+    screen.saw("0 workers")
+    assert screen.ends() == 0
+    screen.close()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from zmqdist.errors import describe_exit
-from zmqdist.observe.status import duration, printable
+from zmqdist.observe.status import duration, printable, size_of, time_of
 from zmqdist.observe.wait_reasons import sentence
 
 Facts = Mapping[str, Any]
@@ -74,16 +74,6 @@ def details(row: Facts) -> str:
     return "\n".join([*lines, *long])
 
 
-def size(nbytes: float | None) -> str:
-    """Return a number of bytes in one unit: "512 B", "81 MB", "2.5 GB"."""
-    number = float(nbytes or 0)
-    for unit in ("B", "kB", "MB"):
-        if number < 999.5:
-            return f"{number:.0f} {unit}"
-        number /= 1000
-    return f"{number:,.1f} GB"
-
-
 def plain(text: str) -> str:
     """Return a line of text of another process with unprintable characters replaced."""
     return "".join(char if char.isprintable() else "?" for char in text)
@@ -105,10 +95,12 @@ def _age(value: Any) -> str:
     return "" if value is None else duration(value)
 
 
+def _size(value: Any) -> str:
+    return size_of(value or 0)
+
+
 def _took(value: Any) -> str:
-    """Return how long a function takes."""
-    number = float(value or 0)
-    return duration(number) if number >= 1 else f"{number * 1e3:,.1f} ms"
+    return time_of(value) if value else ""
 
 
 def _end(exit_code: int | None) -> str:
@@ -156,10 +148,10 @@ VIEWS: Final = (
             Column(">fail", "failed", _count),
             Column(">per s", _rate, _count),
             Column(">cpu %", "cpu_percent", _count),
-            Column(">memory", "rss_bytes", size),
+            Column(">memory", "rss_bytes", _size),
             Column(">oldest", _oldest_age, _age),
             Column("function", _oldest_name, _text),
-            Column(">kept", "kept_bytes", size),
+            Column(">kept", "kept_bytes", _size),
             Column(">deaths", "slot_deaths", _count),
             Column("host", "host", _text),
             Column(">pid", "pid", str),
@@ -176,7 +168,7 @@ VIEWS: Final = (
             Column("function", "function", _text),
             Column(">since", lambda row: row["since_s"] if row["function"] else None, _age),
             Column(">cpu %", "cpu_percent", _count),
-            Column(">memory", "rss_bytes", size),
+            Column(">memory", "rss_bytes", _size),
             Column(">attempt", "attempt", _count),
             Column("host", "host", _text),
             Column(">pid", "pid", str),
@@ -196,8 +188,8 @@ VIEWS: Final = (
             Column(">p99", "p99_s", _took),
             Column(">max", "max_s", _took),
             Column(">cpu", "cpu_s", _age),
-            Column(">in", "bytes_in", size),
-            Column(">out", "bytes_out", size),
+            Column(">in", "bytes_in", _size),
+            Column(">out", "bytes_out", _size),
         ),
     ),
     View(
@@ -248,7 +240,7 @@ VIEWS: Final = (
             Column(">wait", "waiting", _count),
             Column(">fail", "failed", _count),
             Column(">p99", "p99_s", _took),
-            Column(">memory", "rss_bytes", size),
+            Column(">memory", "rss_bytes", _size),
             Column("why", "reason", _text),
         ),
     ),
