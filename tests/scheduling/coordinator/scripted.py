@@ -462,7 +462,7 @@ class Script:
             case RoomMade():
                 yield "room-made"
             case MembersChanged(joined, left):
-                words = [f"+{name}#{incarnation}" for name, incarnation, _, _ in joined]
+                words = [f"+{name}#{incarnation}" for name, incarnation, *_ in joined]
                 words += [f"-{name}#{incarnation} ({reason})" for name, incarnation, reason in left]
                 yield " ".join(["members", *(words or ["none"])])
             case WorkBegun(numbers):

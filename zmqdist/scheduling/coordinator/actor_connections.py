@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from zmqdist.batches import split
 from zmqdist.errors import OpError
@@ -17,9 +18,14 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
 )
 from zmqdist.scheduling.coordinator.work import CalledActor, MethodCall
 from zmqdist.transport.credentials import Credentials
-from zmqdist.transport.dealer import DealerConnection
+from zmqdist.transport.dealer import PROBE_STEP_S, DealerConnection
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.port_probe import PortProbe
 from zmqdist.wire.hello import Hello
+
+EXAMINED_AFTER_S: Final = 2.0
+"""Seconds after which a lost connection is examined, in which the dispatcher tells how the process
+has ended. A host that does not answer is examined again after as many."""
 
 
 class ActorConnections:
@@ -45,7 +51,7 @@ class ActorConnections:
             self._hello,
             on_up=lambda _hello: self._handle(ActorConnected(actor)),
             on_message=partial(self._hear, actor),
-            on_down=lambda: self._handle(ActorDisconnected(actor)),
+            on_down=lambda: self._lost(actor, dealer),
             on_refused=lambda error: self._refused(actor, error),
         )
         self._dealers[actor] = dealer
@@ -71,6 +77,35 @@ class ActorConnections:
     def _hear(self, actor: CalledActor, message: Message, _frames: object) -> None:
         if isinstance(message, ActorResults) and message.incarnation == actor.incarnation:
             self._handle(CallsEnded(actor, message.items))
+
+    def _lost(self, actor: CalledActor, dealer: DealerConnection) -> None:
+        self._handle(ActorDisconnected(actor))
+        self._examine_later(actor, dealer)
+
+    def _examine_later(self, actor: CalledActor, dealer: DealerConnection) -> None:
+        """Find out after some seconds without connection whether the process has ended. Nobody may
+        tell: if the dispatcher was lost as well, the next one waits for the worker."""
+        if not actor.restarts_left:
+            at = self._loop.now() + EXAMINED_AFTER_S
+            self._loop.set_timer((self, dealer), at, lambda: self._examine(actor, dealer, None))
+
+    def _examine(
+        self, actor: CalledActor, dealer: DealerConnection, probe: PortProbe | None
+    ) -> None:
+        is_present = self._dealers.get(actor) is dealer and not dealer.up
+        if probe is None and is_present:
+            probe = PortProbe(dealer.address, self._loop.now())
+        if probe is None or not is_present:
+            if probe is not None:
+                probe.close()
+        elif not probe.step(self._loop.now()):
+            at = self._loop.now() + PROBE_STEP_S
+            self._loop.set_timer((self, dealer), at, lambda: self._examine(actor, dealer, probe))
+        elif isinstance(probe.failure, ConnectionRefusedError) and probe.rejection is None:
+            problem = f"its process has ended: nothing listens at {dealer.address} any more"
+            self._handle(ActorDisconnected(actor, problem))
+        else:
+            self._examine_later(actor, dealer)
 
     def _refused(self, actor: CalledActor, error: OpError) -> None:
         self._handle(ActorDisconnected(actor, error.message))

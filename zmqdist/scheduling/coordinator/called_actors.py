@@ -20,6 +20,9 @@ Promises
     K6  an actor that is not detached is dropped once its program holds no handle and all its calls
         have ended; another program's handles do not keep it
     K7  a large result is released at the actor once it has arrived, or is not needed
+    K8  while the process refuses this program, or nothing listens at its address, calls that were
+        not sent wait NEWS_S for the dispatcher's news of another incarnation, and then end with
+        ACTOR_LOST; the end says that they were not executed
 """
 
 from __future__ import annotations
@@ -261,7 +264,7 @@ class CalledActors:
 
     def _send_calls_of(self, actor: CalledActor) -> None:
         queue, calling = actor.queue, actor.calling
-        if actor.state is ActorState.ENDED:
+        if actor.state is ActorState.ENDED or self._is_hopeless(actor):
             while queue:
                 self._refuse(queue.popleft())
             return
@@ -281,6 +284,13 @@ class CalledActors:
         if calls:
             self._machine._effects.append(SendCalls(actor, calls))
 
+    def _is_hopeless(self, actor: CalledActor) -> bool:
+        """Return whether no call can be sent to the present incarnation, and no other is on the way
+        (K8)."""
+        if not actor.problem or actor in self.news_until:
+            return False
+        return actor.state is ActorState.LIVE or not actor.restarts_left
+
     def _refuse(self, call: MethodCall) -> None:
         """End a call that was not sent (K4)."""
         if call.state not in (State.HELD, State.WAITING):
@@ -289,7 +299,7 @@ class CalledActors:
         if actor.error:
             self._machine._finish(call, ERROR, actor.error)
         else:
-            self._machine._finish(call, ACTOR_LOST, (actor.reason, False))
+            self._machine._finish(call, ACTOR_LOST, (actor.problem or actor.reason, False))
 
     def _end_sent_calls(self, actor: CalledActor, reason: str) -> None:
         """End the calls that were sent to an incarnation that has ended (K3)."""
@@ -301,7 +311,7 @@ class CalledActors:
     def _end_incarnation(self, actor: CalledActor, reason: str) -> None:
         self._end_sent_calls(actor, reason)
         if actor.address:
-            actor.address, actor.is_connected = "", False
+            actor.address, actor.problem, actor.is_connected = "", "", False
             self._machine._effects.append(DisconnectActor(actor))
 
     # -- connections to actors ---------------------------------------------------------------------
@@ -310,16 +320,18 @@ class CalledActors:
         if actor.calling:
             # the actor has dropped them, because their connection was lost
             self._end_sent_calls(actor, "the connection to its process was lost")
-        actor.is_connected = True
+        actor.is_connected, actor.problem = True, ""
         self.news_until.pop(actor, None)
         self.touched[actor] = None
 
     def disconnected(self, actor: CalledActor, problem: str, now: float) -> None:
         actor.is_connected = False
-        if problem:  # the process refuses this program: it is of another incarnation
+        if actor.state in _UNPLACED:
+            self._end_incarnation(actor, problem or actor.reason)
+        elif problem:  # it refuses this program, or has ended: another incarnation may follow
             self._end_sent_calls(actor, problem)
-        elif actor.state in _UNPLACED:
-            self._end_incarnation(actor, actor.reason)
+            actor.problem = problem
+            self.news_until[actor] = now + NEWS_S
         elif actor.calling:
             self.news_until[actor] = now + NEWS_S
 
@@ -329,6 +341,7 @@ class CalledActors:
                 self._end_sent_calls(
                     actor, actor.reason or "the connection to its process was lost"
                 )
+                self.touched[actor] = None
 
     # -- the dispatcher ----------------------------------------------------------------------------
 

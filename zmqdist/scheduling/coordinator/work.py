@@ -231,6 +231,7 @@ class CalledActor:
       state, incarnation, restarts_left, worker, reason: as the dispatcher has last said.
       address, key: where the present incarnation is called.
       is_connected: whether there is a connection to it.
+      problem: why there will be none to the present incarnation; "" if there may be one.
       queue: the calls that were not sent, in order; among them may be some that have ended.
       calling: the calls that were sent and have not ended, by number.
       receiving: the number of large results that are on the way.
@@ -252,6 +253,7 @@ class CalledActor:
         "is_connected",
         "key",
         "number",
+        "problem",
         "queue",
         "reason",
         "receiving",
@@ -267,7 +269,7 @@ class CalledActor:
         self.number, self.cls, self.spec = number, cls, spec
         self.state = ActorState.PENDING
         self.incarnation, self.restarts_left = 0, -1
-        self.address = self.worker = self.reason = self.end_reason = ""
+        self.address = self.worker = self.reason = self.end_reason = self.problem = ""
         self.key = self.error = b""
         self.is_connected = self.was_created = False
         self.queue: deque[MethodCall] = deque()

@@ -184,3 +184,29 @@ def test_stopped_worker_leaves_no_second_actor(
         finally:
             frozen.signal(signal.SIGCONT)
         assert recorder.record(1).result(30) == 1
+
+
+def test_unsent_call_ends_when_worker_and_dispatcher_die_together(
+    port: int, start_worker: StartWorker, start_dispatcher: StartDispatcher, tmp_path: Path
+) -> None:
+    """The next dispatcher knows nothing of the worker, and would wait for it for a minute; that
+    nobody listens at the actor's address is certain before."""
+    dispatcher = start_dispatcher(port=port, lease_s=LEASE_S)
+    worker = start_worker(f"127.0.0.1:{port}", index=0)
+    with ClusterCoordinator(f"127.0.0.1:{port}", cluster_lost_limit_s=60.0) as coordinator:
+        recorder = coordinator.actor(Recorder, str(tmp_path / "calls"))
+        pid = recorder.pid().result(30)
+        dispatcher.kill()
+        worker.signal(signal.SIGKILL)
+        dispatcher.wait()
+        until(lambda: not os.path.exists(f"/proc/{pid}"))
+        until(lambda: not coordinator.snapshot().connected)
+        unsent = recorder.record(1)
+        start_dispatcher(port=port, lease_s=LEASE_S)
+        error = unsent.exception(25)
+        assert isinstance(error, errors.ActorLostError)
+        assert not error.maybe_executed or "connection to its process" in str(error)
+        last = recorder.record(2).exception(25)
+        assert isinstance(last, errors.ActorLostError)
+        assert "nothing listens at" in str(last)
+        assert not last.maybe_executed
