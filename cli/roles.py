@@ -223,6 +223,13 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     f"{limits.WORKER_ACTORS_MAX}]",
 )
 @click.option(
+    "--nested-slots-max",
+    type=click.IntRange(0, limits.SLOTS_MAX),
+    metavar="N",
+    help="Extra slots that the worker may start while functions wait for functions that they have "
+    f"scheduled.  [default: {limits.NESTED_SLOTS_MAX}]",
+)
+@click.option(
     "--orphan-limit",
     "orphan_limit_s",
     type=Seconds(),
@@ -248,6 +255,7 @@ def worker(
     advertise: str | None,
     threads_per_slot: int | None,
     actors_max: int | None,
+    nested_slots_max: int | None,
     orphan_limit_s: float | None,
     grace_s: float,
     file: str | None,
@@ -286,6 +294,9 @@ def worker(
         processes=not threads,
         threads_per_slot=threads_per_slot or section.threads_per_slot,
         actors_max=section.actors_max if actors_max is None else actors_max,
+        nested_slots_max=(
+            section.nested_slots_max if nested_slots_max is None else nested_slots_max
+        ),
         orphan_limit_s=orphan_limit_s or section.orphan_limit_s,
         token_file=credentials.token_file,
         keys_dir=credentials.keys_dir,

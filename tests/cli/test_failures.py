@@ -423,6 +423,7 @@ def test_package_runs_as_command() -> None:
         (("--resource", "gpu=0.5"), "resources: gpu is 0.5, wants whole devices"),
         (("--resource", "gpu=1", "--threads"), "gpu needs slots that are processes"),
         (("--memory-max", "1", "--threads"), "memory_max_gb is 1.0, wants more than 0 GB, and"),
+        (("--nested-slots-max", "5000"), "5000 is not in the range 0<=x<=4096"),
     ],
 )
 def test_bad_resources_of_worker_are_named(options: tuple[str, ...], text: str) -> None:

@@ -1,4 +1,4 @@
-"""`resources` and `memory_max_gb` of the worker job in a cluster file."""
+"""`resources`, `memory_max_gb` and `nested_slots_max` of the worker job in a cluster file."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ def config(worker: dict[str, Any]) -> ClusterConfig:
 
 
 def test_resources_of_file_are_taken() -> None:
-    worker = config({"resources": {"gpu": "auto", "licence": 0.5}, "memory_max_gb": 4}).jobs.worker
+    worker = config(
+        {"resources": {"gpu": "auto", "licence": 0.5}, "memory_max_gb": 4, "nested_slots_max": 0}
+    ).jobs.worker
     assert worker is not None
+    assert worker.nested_slots_max == 0
     assert worker.resources == {"gpu": "auto", "licence": 0.5}
     assert worker.memory_max_gb == 4
 
@@ -32,6 +35,10 @@ def test_resources_of_file_are_taken() -> None:
         ({"resources": {"gpu": -1}}, "jobs.worker.resources"),
         ({"resources": {"gpu": "all"}}, "jobs.worker.resources"),
         ({"resources": ["gpu"]}, "jobs.worker.resources[0]: expected a mapping"),
+        (
+            {"nested_slots_max": 5000},
+            "jobs.worker.nested_slots_max: expected a whole number, 0 to 4096",
+        ),
         ({"memory_max_gb": 0}, "jobs.worker.memory_max_gb: expected a number above 0"),
     ],
 )

@@ -69,7 +69,9 @@ def test_shown_signatures_are_those_of_functions() -> None:
         "resources",
         "memory_max_gb",
         "actors_max",
+        "nested_slots_max",
         "dashboard",
+        "logs",
         "options",
     ]
     assert next(iter(inspect.signature(DispatcherConfig).parameters)) == "port"

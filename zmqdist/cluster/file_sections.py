@@ -39,6 +39,7 @@ Amount = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Bytes = Annotated[int, Meta(ge=1, le=2**62)]
 TaskCount = Annotated[int, Meta(ge=1, le=limits.WORKERS_MAX)]
 SlotCount = Annotated[int, Meta(ge=1, le=limits.SLOTS_MAX)]
+ExtraSlotCount = Annotated[int, Meta(ge=0, le=limits.SLOTS_MAX)]
 ActorCount = Annotated[int, Meta(ge=0, le=limits.HOSTED_ACTORS_MAX)]
 HostName = Annotated[str, Meta(min_length=1, max_length=255)]
 Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -382,6 +383,14 @@ class WorkerJob(ServingJob, frozen=True):
             f"a whole number, 0 to {limits.HOSTED_ACTORS_MAX}",
         ),
     ] = limits.WORKER_ACTORS_MAX
+    nested_slots_max: Annotated[
+        ExtraSlotCount,
+        documented(
+            "Extra slots that each worker may start while functions in its slots wait for functions "
+            "that they have scheduled.",
+            f"a whole number, 0 to {limits.SLOTS_MAX}",
+        ),
+    ] = limits.NESTED_SLOTS_MAX
     orphan_limit_s: Annotated[
         Seconds,
         documented(

@@ -423,6 +423,7 @@ class Launch:
             else -(-section.most() // len(self._pool.links)),
             orphan_limit_s=section.orphan_limit_s,
             actors_max=section.actors_max,
+            nested_slots_max=section.nested_slots_max,
             token_file=credentials.token_file,
             keys_dir=credentials.keys_dir,
         )

@@ -74,6 +74,7 @@ class local_cluster(Cluster):
         process, so that scripts and notebooks need no `__main__` guard. If False, they are threads
         of this process, which start faster. Use threads for examples and debugging.
       actors_max: the number of actors that each worker may have, if workers are processes.
+      nested_slots_max: the number of extra slots of each worker, as in WorkerConfig.
       dashboard: if True, serve the dashboard on this host, and write its link to standard error.
         `dashboard_url` is a new link.
       logs: if True and workers are processes, this program prints what functions print, whole lines
@@ -131,6 +132,7 @@ class local_cluster(Cluster):
         resources: Mapping[str, float | str] | None = None,
         memory_max_gb: float | None = None,
         actors_max: int = limits.WORKER_ACTORS_MAX,
+        nested_slots_max: int = limits.NESTED_SLOTS_MAX,
         dashboard: bool = False,
         logs: bool = True,
         **options: Any,
@@ -154,6 +156,7 @@ class local_cluster(Cluster):
             "memory_max_gb": memory_max_gb,
             "actors_max": actors_max,
             "echo": not logs,
+            "nested_slots_max": nested_slots_max,
         }
         WorkerConfig("127.0.0.1:1", processes=processes, **self._worker_options)
         config = dataclasses.replace(config, host=bindable(config.host))

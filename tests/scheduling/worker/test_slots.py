@@ -4,6 +4,7 @@ which work is taken back."""
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.launch.children import Child
 from zmqdist.scheduling.shared.config import WorkerConfig
+from zmqdist.scheduling.worker.slots import within_descriptors
 
 
 @pytest.mark.parametrize("processes", [True, False], ids=["processes", "threads"])
@@ -225,3 +227,12 @@ def test_slot_process_keeps_state_of_modules(cluster: zd.local_cluster) -> None:
             for _ in range(3)
         ]
         assert len(set.union(*pids)) <= 4
+
+
+def test_few_descriptors_bound_actors_and_extra_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = iter([(resource.RLIM_INFINITY, 0), (1024, 0), (256, 0), (64, 0)])
+    monkeypatch.setattr("resource.getrlimit", lambda which: next(limits))
+    assert within_descriptors(8, 10_000, 4096) == (10_000, 4096)
+    assert within_descriptors(8, 64, 64) == (64, 64)
+    assert within_descriptors(8, 64, 64) == (10, 10)
+    assert within_descriptors(8, 64, 64) == (0, 0)

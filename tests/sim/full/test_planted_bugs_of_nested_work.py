@@ -54,6 +54,15 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
         "dispatch P18",
     ),
     (
+        "a full worker begins work that is no deeper than what waits there",
+        around(
+            NestedSlots,
+            "begin_wait",
+            lambda former, self, slot, position, depth: former(self, slot, position, -1),
+        ),
+        "worker P18",
+    ),
+    (
         "a wait has no end at the worker",
         around(NestedSlots, "end_wait", lambda former, self, slot: None),
         ("worker P", "dispatch P", "list index out of range"),

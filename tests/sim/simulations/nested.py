@@ -56,9 +56,11 @@ from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
 from zmqdist.scheduling.coordinator.work import Work
 from zmqdist.scheduling.dispatcher.machine import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member
+from zmqdist.scheduling.shared import nested_bound
 from zmqdist.scheduling.worker.worker_events import (
     Effect,
     EndSlot,
+    Give,
     SlotDied,
     SlotResumed,
     SlotWaits,
@@ -347,7 +349,24 @@ class NestedWorker(SimWorker):
                     self._end(slot)
                     self._later(PIPE_S, SlotDied(index, 0, 0, ""))
                 case _:
+                    if isinstance(effect, Give):
+                        self._check_depths(effect)
                     super()._perform([effect])
+
+    def _check_depths(self, give: Give) -> None:
+        """Check that a worker at its bound begins only work that is deeper than all its waits."""
+        machine, depths = self.machine, self.machine.queue.depths
+        waits = [
+            depths.get(machine.lease_at(slot.index, slot.waits_at) or 0, 0)
+            for slot in machine.slots
+            if slot.waits_at
+        ]
+        if nested_bound.at_bound(len(waits), self.nested_slots_max):
+            for item in give.items:
+                depth = depths.get(machine.lease_at(give.slot, item[0]) or 0, 0)
+                assert depth > max(waits), (
+                    f"worker P18: work of depth {depth} begins at {self.key} beside {waits}"
+                )
 
     def _spawn(self, index: int, devices: tuple[int, ...]) -> None:
         if index == len(self._slots):

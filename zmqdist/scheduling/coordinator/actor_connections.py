@@ -83,8 +83,8 @@ class ActorConnections:
         self._examine_later(actor, dealer)
 
     def _examine_later(self, actor: CalledActor, dealer: DealerConnection) -> None:
-        """Find out after some seconds without connection whether the process has ended. Nobody may
-        tell: if the dispatcher was lost as well, the next one waits for the worker."""
+        """Find out after some seconds without connection whether the process has ended. A dispatcher
+        that was started meanwhile cannot tell, and waits for the worker."""
         if not actor.restarts_left:
             at = self._loop.now() + EXAMINED_AFTER_S
             self._loop.set_timer((self, dealer), at, lambda: self._examine(actor, dealer, None))

@@ -52,8 +52,8 @@ from zmqdist.scheduling.worker.slots import (
     HoldResult,
     LeaseAt,
     ProcessSlots,
-    actors_in_bounds,
     check_descriptors,
+    within_descriptors,
 )
 from zmqdist.scheduling.worker.worker_cache import FETCH_FOR_SLOT, WorkerCache
 from zmqdist.scheduling.worker.worker_events import (
@@ -230,7 +230,7 @@ class WorkerRuntime(Generic[P]):
             for claim in taken.sockets:
                 loop.on_stop(claim.close)
             self._actions: dict[type[Effect], Callable[[Any], None]] = {}
-            actors_max = 0
+            actors_max, nested_slots_max = 0, config.nested_slots_max
             about_slots = config.slots, self._handle, self._hold
             if self._children is not None:
                 self._slots = ProcessSlots(
@@ -246,7 +246,9 @@ class WorkerRuntime(Generic[P]):
                     None if config.memory_max_gb is None else config.memory_max_gb * 1e9,
                     self._reports,
                 )
-                actors_max = actors_in_bounds(config.actors_max, config.slots)
+                actors_max, nested_slots_max = within_descriptors(
+                    config.slots, config.actors_max, nested_slots_max
+                )
                 self._start_actors(loop, self._children, host, self._slots.variables)
             else:
                 own = partial(own_cluster.of_slot, self._dispatcher, credentials)
@@ -288,7 +290,7 @@ class WorkerRuntime(Generic[P]):
                 threads_per_slot=threads_in(environment),
                 resources=taken.quantities,
                 actors_max=actors_max,
-                nested_slots_max=config.nested_slots_max,
+                nested_slots_max=nested_slots_max,
             )
             self.machine.serving = True
         except BaseException:

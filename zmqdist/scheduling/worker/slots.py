@@ -395,21 +395,25 @@ def check_descriptors(slots: int) -> None:
         raise ResourceExhaustedError(problem)
 
 
-def actors_in_bounds(actors_max: int, slots: int) -> int:
-    """Return the number of actors, at most `actors_max`, for which this process may open enough
-    descriptors beside its slots."""
+def within_descriptors(slots: int, actors_max: int, nested_slots_max: int) -> tuple[int, int]:
+    """Return how many actors and extra slots this worker may have, at most so many. Both are scaled
+    down alike if this process may not open enough descriptors for all of them beside its slots."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY:
-        return actors_max
-    room = max(limit - slots * SLOT_FDS - OTHER_FDS, 0) // ACTOR_FDS
-    if room < actors_max:
-        log.warning(
-            "this worker takes %d actors and not %d, because it may open only %d descriptors",
-            room,
-            actors_max,
-            limit,
-        )
-    return min(actors_max, room)
+    wanted = actors_max * ACTOR_FDS + nested_slots_max * SLOT_FDS
+    room = max(limit - slots * SLOT_FDS - OTHER_FDS, 0)
+    if limit == resource.RLIM_INFINITY or wanted <= room:
+        return actors_max, nested_slots_max
+    actors, nested = actors_max * room // wanted, nested_slots_max * room // wanted
+    log.warning(
+        "this worker takes %d actors and %d extra slots, and not %d and %d, because it may open only "
+        "%d descriptors",
+        actors,
+        nested,
+        actors_max,
+        nested_slots_max,
+        limit,
+    )
+    return actors, nested
 
 
 class _SlotProcess:

@@ -170,9 +170,8 @@ def test_killed_program_ends_all_work_below(
 
 def test_wait_that_leaves_no_slot_raises() -> None:
     with (
-        zd.DispatchServer() as dispatcher,
-        zd.WorkerServer(WorkerConfig(dispatcher.address, processes=True, nested_slots_max=2)),
-        ClusterCoordinator(dispatcher) as coordinator,
+        zd.local_cluster(workers=1, nested_slots_max=2) as cluster,
+        ClusterCoordinator(cluster) as coordinator,
     ):
         error = coordinator.submit(fib, 8).exception(40)
         assert isinstance(error, zd.errors.ResourceExhaustedError)
