@@ -8,8 +8,8 @@ SEEDS  ?= 5000
 RUNS   ?= 100
 MINUTES ?= 10
 # Programs that the tests of engines want, and the packages that have them.
-ENGINES = sshd slurmd munged prometheus
-ENGINE_PACKAGES = openssh-server slurm-wlm munge prometheus
+ENGINES = sshd slurmd munged prometheus chromium
+ENGINE_PACKAGES = openssh-server slurm-wlm munge prometheus chromium
 JOBS   ?= 4
 # Most tests wait, so more of them run side by side than there are cores. Six take longer: they are in each other's way.
 PYTEST  = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0

@@ -173,7 +173,7 @@ class Dashboard:
         try:
             answer = await self._feed.ask(method, *questions[method])
         except OpError as error:
-            return _json({"problem": str(error)}, 502)
+            return _json({"problem": str(error)})
         return _json({"answer": answer})
 
     def _may_read(self, request: Request) -> bool:

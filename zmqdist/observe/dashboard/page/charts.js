@@ -64,14 +64,18 @@ export class Chart {
     );
   }
 
+  drawable() {
+    return this.root.clientWidth >= 60 && this.store.history.at.length > 2;
+  }
+
   resize() {
-    if (this.root.clientWidth < 60) return;
+    if (!this.drawable()) return;
     if (this.plot) this.plot.setSize({ width: this.root.clientWidth - 20, height: 180 });
     else this.build();
   }
 
   update() {
-    if (this.root.clientWidth < 60) return;
+    if (!this.drawable()) return;
     if (!this.plot || this.theme !== colour("muted")) this.build();
     else this.plot.setData(this.data());
   }

@@ -16,6 +16,11 @@ export function clean(text, most = 300) {
   return safe.length > most ? `${safe.slice(0, most - 1)}…` : safe;
 }
 
+/** The name of a function without its module. */
+export function shortName(name) {
+  return name.slice(name.lastIndexOf(".") + 1) || name;
+}
+
 /** A text of several lines, such as a traceback. */
 export function cleanLines(text, most = 20_000) {
   return String(text ?? "")
@@ -31,7 +36,7 @@ export function count(number) {
 
 export function compact(number) {
   if (number == null) return "–";
-  return Math.abs(number) < 100_000 ? whole.format(Math.round(number)) : short.format(number);
+  return Math.abs(number) < 1_000_000 ? whole.format(Math.round(number)) : short.format(number);
 }
 
 /** A count for a badge. */
@@ -86,6 +91,7 @@ export function ago(number) {
 export function percent(fraction) {
   if (fraction == null || !Number.isFinite(fraction)) return "–";
   const value = fraction * 100;
+  if (value > 0 && value < 0.05) return "< 0.1 %";
   return value > 0 && value < 9.95 ? `${value.toFixed(1)} %` : `${Math.round(value)} %`;
 }
 

@@ -43,7 +43,7 @@ async function request(path, signal) {
 export async function ask(method, parameters) {
   const response = await request(`/api/ask/${method}?${new URLSearchParams(parameters)}`);
   const answer = await response.json();
-  if (!response.ok) throw new Error(answer.problem);
+  if (answer.problem) throw new Error(answer.problem);
   return answer.answer;
 }
 

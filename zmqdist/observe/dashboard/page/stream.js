@@ -1,7 +1,7 @@
 // The task stream: a row a slot, time to the right, a block for each run of a function.
 
 import { colour, el, prepared } from "./dom.js";
-import { byName, clean, clock, count, percent, plural, seconds } from "./format.js";
+import { byName, clean, clock, count, percent, plural, seconds, shortName } from "./format.js";
 import { FAILED } from "./store.js";
 
 const WINDOWS = [10, 30, 120, 600];
@@ -344,7 +344,7 @@ export class Stream {
         const key = el("span", { class: "key" });
         key.style.background = this.palette.of(name);
         const text = `${seconds(spent)}, ${percent(spent / total)}`;
-        const label = el("span", { class: "mono" }, clean(name, 100));
+        const label = el("span", { class: "mono", title: clean(name) }, clean(shortName(name), 60));
         return el("li", {}, key, label, el("span", { class: "muted" }, text));
       }),
       ...(total ? [legendOfFailures()] : []),
@@ -381,13 +381,14 @@ export class Stream {
   describe(at, took, names, rows) {
     const { events } = this.store;
     const row = rows.get(events.rows[at]);
+    const known = events.submitted[at] || events.assigned[at];
     return {
       key: `${events.works[at]} ${events.started[at]}`,
       function: names[events.functions[at]] ?? "other",
       worker: row?.worker ?? "",
       slot: row?.slot ?? "",
       took,
-      waited: events.submitted[at] ? events.started[at] - events.submitted[at] : null,
+      waited: known ? events.started[at] - known : null,
       ended: events.ended[at],
       failed: events.outcomes[at] === FAILED,
     };

@@ -1,7 +1,7 @@
 // A table that sorts, filters, opens rows, and shows as many rows as fit a page.
 
 import { el, setText } from "./dom.js";
-import { byName, clean, count } from "./format.js";
+import { byName, clean, count, shortName } from "./format.js";
 
 const ROWS_SHOWN = 100;
 
@@ -210,6 +210,21 @@ export function figure(label, field, show, more = {}) {
 /** A column of counts that should be 0. */
 export function fault(label, field, more = {}) {
   return figure(label, field, count, { tone: (row) => (row[field] ? "alert" : "zero"), ...more });
+}
+
+/** A column of functions, whose module stands back. */
+export function functionName(label, field) {
+  return {
+    label,
+    mono: true,
+    value: (row) => row[field],
+    show: (row) => {
+      const name = clean(row[field], 200) || "–";
+      const end = shortName(name);
+      const module = el("span", { class: "module" }, name.slice(0, name.length - end.length));
+      return el("span", { class: "function", title: name }, module, end);
+    },
+  };
 }
 
 export function words(label, field, more = {}) {

@@ -5,7 +5,7 @@ import { bar, colour, el, head, panel, prepared, setText, share, stateOf } from 
 import * as f from "./format.js";
 import { ask } from "./session.js";
 import { Stream } from "./stream.js";
-import { Table, fault, figure, words } from "./table.js";
+import { Table, fault, figure, functionName, words } from "./table.js";
 
 const LOG_LINES_MAX = 2_000;
 const LOGS_EVERY_MS = 1_000;
@@ -31,13 +31,13 @@ export function notes(store) {
   if (failed) {
     const last = store.failures.at(-1);
     const text = last
-      ? `; the last: ${last.error} in ${last.function} on ${last.worker}, ${f.ago(facts.at - last.at)}`
+      ? `; the last: ${last.error} in ${f.shortName(last.function)} on ${last.worker}, ${f.ago(facts.at - last.at)}`
       : "";
     add("bad", `${f.plural(failed, "run")} failed${text}.`, "failures");
   }
   for (const row of facts.workers.filter((worker) => worker.slot_deaths).slice(0, 5)) {
     const last = store.deaths.filter((death) => death.worker === row.name).at(-1);
-    const how = last ? `; the last, in ${last.function || "no function"}: ${last.how}` : "";
+    const how = last ? `; the last, in ${f.shortName(last.function) || "no function"}: ${last.how}` : "";
     const text = `${row.name} lost ${f.plural(row.slot_deaths, "slot process", "slot processes")}`;
     add("bad", `${text}${how}.`, "losses");
   }
@@ -52,7 +52,7 @@ export function notes(store) {
     [null, null],
   );
   if (slot && slot.since_s >= LONG_S) {
-    const text = `${slot.function} has run for ${f.seconds(slot.since_s)} on ${worker.name}`;
+    const text = `${f.shortName(slot.function)} has run for ${f.seconds(slot.since_s)} on ${worker.name}`;
     add("warn", `${text}, slot ${slot.slot}: the longest of all that run.`, "workers");
   }
   for (const row of facts.workers) {
@@ -173,7 +173,7 @@ class Tasks {
     stream.tools.append(...this.stream.tools);
     this.table = new Table(
       [
-        words("Function", "function", { mono: true }),
+        functionName("Function", "function"),
         figure("Took", "took", f.seconds),
         figure("Waited before", "waited", f.seconds),
         words("Worker", "worker", { mono: true }),
@@ -223,7 +223,7 @@ class FunctionTable {
       return share(parts, `${f.compact(row.count)} of ${f.compact(all)}`);
     };
     const columns = [
-      words("Function", "name", { mono: true }),
+      functionName("Function", "name"),
       {
         label: "Share of time",
         number: true,
@@ -237,16 +237,16 @@ class FunctionTable {
         show: progress,
         help: "ended of all that were submitted: green done, red failed, pale running",
       },
-      figure("Running", "running", f.count),
-      figure("Queued", "queued", f.compact),
       fault("Failed", "failed"),
       figure("Mean", "mean_s", f.seconds),
       figure("p50", "p50_s", f.seconds, { help: "half of the runs took less" }),
       figure("p99", "p99_s", f.seconds, { help: "99 of 100 runs took less" }),
       figure("Longest", "max_s", f.seconds),
-      figure("Processor", (row) => row.cpu_s / total(row) || 0, f.percent, {
+      figure("Processor", (row) => Math.min(1, row.cpu_s / total(row)) || 0, f.percent, {
         help: "share of the time that the function computed; in the rest it waited",
       }),
+      figure("Running", "running", f.count),
+      figure("Queued", "queued", f.compact),
       figure("In", "bytes_in", f.bytes, { help: "bytes of arguments" }),
       figure("Out", "bytes_out", f.bytes, { help: "bytes of results" }),
     ];
@@ -290,7 +290,7 @@ class Functions {
     const part = most && f.percent(total(most) / this.functions.all);
     setText(
       this.top.sentence,
-      most ? f.clean(`${most.name} takes ${part} of the time that all functions ran.`) : "",
+      most ? f.clean(`${f.shortName(most.name)} takes ${part} of the time that all functions ran.`) : "",
     );
   }
 }
@@ -410,7 +410,10 @@ function slots(row) {
 
 function runs(row) {
   const counts = new Map();
-  for (const slot of running(row)) counts.set(slot.function, (counts.get(slot.function) ?? 0) + 1);
+  for (const slot of running(row)) {
+    const name = f.shortName(slot.function);
+    counts.set(name, (counts.get(name) ?? 0) + 1);
+  }
   const parts = [...counts].map(([name, times]) => (times > 1 ? `${name} ×${times}` : name));
   return parts.join(", ") || "–";
 }
@@ -432,7 +435,7 @@ class WorkerDetail {
           show: (slot) =>
             stateOf(slot.state, { running: "good", waiting: "warn" }[slot.state] ?? ""),
         },
-        words("Function", "function", { mono: true }),
+        functionName("Function", "function"),
         figure("Since", "since_s", f.seconds),
         figure("Processor", "cpu_percent", (value) => f.percent(value == null ? null : value / 100)),
         figure("Memory", "rss_bytes", f.bytes),
@@ -501,7 +504,7 @@ class Waiting {
       [
         words("Program", programOf),
         words("Host", "host"),
-        figure("Pid", "pid", (value) => String(value ?? "–"), { tone: () => "" }),
+        figure("Pid", "pid", (value) => String(value || "–"), { tone: () => "" }),
         figure("Queued", "queued", f.count),
         figure("At workers", "out", f.count, { help: "functions that workers have" }),
         figure("Wait for input", "waits_for_input", f.count, {
@@ -567,7 +570,7 @@ class Failures {
     this.top = head("Failures", "");
     this.groups = new Table(
       [
-        words("Function", "function", { mono: true }),
+        functionName("Function", "function"),
         words("Error", "error", { mono: true }),
         figure("Failures", "count", f.count, { tone: () => "alert" }),
         words("Last message", "message", { wrap: true }),
@@ -583,14 +586,14 @@ class Failures {
     );
     this.table = new Table(
       [
-        words("Function", "function", { mono: true }),
+        functionName("Function", "function"),
         words("Error", "error", { mono: true }),
         words("Message", "message", { wrap: true }),
         words("Worker", "worker", { mono: true }),
         figure("Attempt", "attempt", f.count, { tone: () => "" }),
         figure("When", (row) => this.store.facts.at - row.at, f.ago, { tone: () => "" }),
         words("Host", "host"),
-        figure("Pid", "pid", (value) => String(value ?? "–"), { tone: () => "" }),
+        figure("Pid", "pid", (value) => String(value || "–"), { tone: () => "" }),
       ],
       {
         name: "Failures, newest first",
@@ -658,15 +661,15 @@ class Losses {
     this.store = store;
     this.top = head("Lost processes", "");
     const lines = (row) => ({
-      root: el("pre", { tabindex: "0" }, f.cleanLines(row.last_lines || "It printed nothing.")),
+      root: el("pre", { tabindex: "0" }, f.cleanLines(row.last_lines || "No lines of its output were kept.")),
     });
     this.deaths = new Table(
       [
         words("Worker", "worker", { mono: true }),
         { label: "How it ended", show: howOf, wrap: true },
-        words("Function", (row) => row.function || "–", { mono: true }),
+        functionName("Function", "function"),
         figure("When", (row) => this.store.facts.at - row.at, f.ago, { tone: () => "" }),
-        figure("Pid", "pid", String, { tone: () => "" }),
+        figure("Pid", "pid", (value) => String(value || "–"), { tone: () => "" }),
       ],
       {
         name: "Slot processes that died",
