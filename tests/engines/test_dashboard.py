@@ -243,7 +243,7 @@ def test_question_which_worker_lost_slots_and_why(
         page.show("losses")
         page.wait_for("killed by SIGKILL")
         page.page.click("#view .opener >> nth=0")
-        page.wait_for("exhaust_memory")
+        page.wait_for("allocating 4096 MB")
         page.picture("dashboard_losses", 480)
         page.show("overview")
         page.picture("dashboard_overview", 740)

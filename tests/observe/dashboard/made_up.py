@@ -43,7 +43,7 @@ class MadeUp:
             (number, f"epoch {number}: loss {1 / number:.4f}") for number in range(1, 40)
         ]
 
-    def call(self, method: str, *arguments: Any) -> Any:
+    def call(self, method: str, *arguments: Any, timeout_s: float = 0.0) -> Any:
         self.calls.append(method)
         return getattr(self, method)(*arguments)
 
@@ -317,13 +317,14 @@ class MadeUp:
             "waits": "producer",
         }
 
-    def logs(self, worker: str = "", since: int = 0) -> Any:
-        lines = [
-            {"seq": seq, "at": self.at, "worker": self.name_of(seq % self.workers), "text": text}
+    def logs(self, worker: str, since: int, wait_s: float) -> Any:
+        rows = [
+            (seq, self.name_of(seq % self.workers), self.at, "slot 0", 1, text)
             for seq, text in self.logged
-            if seq >= since and worker in ("", self.name_of(seq % self.workers))
+            if seq > since and worker in ("", self.name_of(seq % self.workers))
         ]
-        return {"next": len(self.logged) + 1, "lines": lines}
+        last = len(self.logged)
+        return {"rows": rows if since > -2 else [], "next": last, "connected": 4, "failed": {}}
 
     def stack(self, worker: str) -> dict[str, str]:
         return {f"{worker} slot 0": 'File "train.py", line 40 in train_step'}

@@ -141,7 +141,7 @@ def test_dispatcher_has_rest_while_no_page_reads(visitor: Visitor, made_up: Made
 
 
 def test_page_hears_that_the_dispatcher_is_gone() -> None:
-    def call(method: str, *_: Any) -> Any:
+    def call(method: str, *_: Any, timeout_s: float) -> Any:
         raise errors.UnavailableError("no dispatcher answered")
 
     with Dashboard(call) as dashboard:
@@ -190,9 +190,9 @@ def test_slow_page_skips_facts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_questions_go_to_the_worker(visitor: Visitor) -> None:
     headers = {"Authorization": f"Bearer {visitor.token()}"}
     status, _, body = visitor.request("/api/ask/logs?worker=worker:1&since=4", **headers)
-    lines = json.loads(body)["answer"]["lines"]
-    assert (status, {line["worker"] for line in lines}) == (200, {"worker:1"})
-    assert min(line["seq"] for line in lines) >= 4
+    rows = json.loads(body)["answer"]["rows"]
+    assert (status, {worker for _, worker, *_ in rows}) == (200, {"worker:1"})
+    assert min(number for number, *_ in rows) > 4
 
 
 def test_port_in_use_is_named(visitor: Visitor) -> None:

@@ -42,7 +42,8 @@ class Feed:
     """The stream of facts for all pages. All methods run in the server's event loop.
 
     Args:
-      call: calls a method of the dispatcher, and blocks until it has the result.
+      call: calls a method of the dispatcher, and blocks until it has the result, at most
+        `timeout_s`, or its own time-out if that is 0.
     """
 
     def __init__(self, call: Call) -> None:
@@ -65,6 +66,7 @@ class Feed:
         version, run, since = 0, 0, 0
         try:
             if self._poller is None or self._poller.done():
+                version = self._version  # what was polled before is old
                 self._poller = asyncio.create_task(self._poll())
             while True:
                 async with self._news:
@@ -78,10 +80,10 @@ class Feed:
         finally:
             self._readers -= 1
 
-    async def ask(self, method: str, *arguments: Any) -> Any:
+    async def ask(self, method: str, *arguments: Any, timeout_s: float = 0.0) -> Any:
         """Call a method of the dispatcher, and return its result. Raises OpError."""
         try:
-            return await asyncio.to_thread(self._call, method, *arguments)
+            return await asyncio.to_thread(self._call, method, *arguments, timeout_s=timeout_s)
         except AttributeError:
             raise UnimplementedError(OTHER_VERSION) from None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import re
 import socket
 import threading
 from collections.abc import Awaitable, Callable
@@ -58,6 +59,9 @@ BODY_BYTES_MAX: Final = 1024
 
 CONNECTIONS_MAX: Final = 64
 CLOSE_S: Final = 5.0
+
+ASK_S: Final = 15.0
+"""Seconds that a question to workers may take. The dispatcher gives up before."""
 
 Say = Callable[[str], object]
 
@@ -164,14 +168,14 @@ class Dashboard:
             return _json({"problem": NO_TOKEN}, 401)
         worker = request.query_params.get("worker", "")
         questions: dict[str, tuple[Any, ...]] = {
-            "logs": (worker, _whole(request.query_params.get("since", "0"))),
+            "logs": (worker, _number(request.query_params.get("since", "")), 0.0),
             "stack": (worker,),
         }
         method = request.path_params["method"]
         if method not in questions:
             return _json({"problem": "There is no such question."}, 404)
         try:
-            answer = await self._feed.ask(method, *questions[method])
+            answer = await self._feed.ask(method, *questions[method], timeout_s=ASK_S)
         except OpError as error:
             return _json({"problem": str(error)})
         return _json({"answer": answer})
@@ -256,8 +260,9 @@ async def _code(request: Request) -> str:
         return ""
 
 
-def _whole(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
+def _number(text: str) -> int:
+    """Return the number in a text, or -1, which stands for the lines that workers keep."""
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else -1
 
 
 def _json(value: Any, status: int = 200) -> Response:

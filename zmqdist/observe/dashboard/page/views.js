@@ -8,6 +8,10 @@ import { Stream } from "./stream.js";
 import { Table, fault, figure, functionName, words } from "./table.js";
 
 const LOG_LINES_MAX = 2_000;
+const FROM_NOW = -2;
+const KEPT = -1;
+const LINES_BEFORE = 12;
+const LATE_LINES_S = 0.05;
 const LOGS_EVERY_MS = 1_000;
 const LONG_S = 60;
 const MAP_FROM = 24;
@@ -125,7 +129,7 @@ class Overview {
     const { box, value } = this.figures.get(name);
     if (value.dataset.shown !== text + unit) {
       value.dataset.shown = text + unit;
-      value.replaceChildren(text, unit ? el("small", {}, ` ${unit}`) : "");
+      value.replaceChildren(text, unit ? el("small", {}, unit) : "");
     }
     box.dataset.kind = kind;
   }
@@ -656,6 +660,25 @@ function howOf(row) {
   return CAUSES[row.how] ? `${row.how}: ${CAUSES[row.how]}` : row.how;
 }
 
+/** What the processes of a worker printed before one of them died. */
+class LinesBefore {
+  constructor(row) {
+    this.root = el("pre", { tabindex: "0" }, "Asking the worker for its last lines …");
+    this.ask(row);
+  }
+
+  async ask({ worker, at }) {
+    try {
+      const { rows } = await ask("logs", { worker, since: KEPT });
+      const before = rows.filter((row) => row[2] <= at + LATE_LINES_S).slice(-LINES_BEFORE);
+      const text = before.map(([, , when, process, , line]) => `${f.clock(when)} ${process}  ${line}`);
+      setText(this.root, f.cleanLines(text.join("\n")) || "No lines of its output were kept.");
+    } catch (error) {
+      setText(this.root, f.clean(error.message, 500));
+    }
+  }
+}
+
 class Losses {
   constructor({ store }) {
     this.store = store;
@@ -676,7 +699,7 @@ class Losses {
         key: (row) => row.seq,
         sort: "When",
         ascending: true,
-        detail: lines,
+        detail: (row) => (row.last_lines ? lines(row) : new LinesBefore(row)),
         empty: "No slot process has died.",
       },
     );
@@ -878,7 +901,7 @@ const Actors = single(
 class Logs {
   constructor({ store }) {
     this.store = store;
-    this.since = 0;
+    this.since = null;
     this.lines = [];
     this.due = 0;
     this.workers = el("select", { class: "field", "aria-label": "Worker" });
@@ -909,7 +932,7 @@ class Logs {
   }
 
   restart() {
-    this.since = 0;
+    this.since = null;
     this.lines = [];
     this.due = 0;
     this.draw();
@@ -936,15 +959,29 @@ class Logs {
   async ask() {
     const worker = this.chosen();
     try {
-      const answer = await ask("logs", { worker, since: this.since });
+      // the number of the newest line first: what follows it comes with the next questions
+      const first = this.since === null;
+      const { next } = first ? await ask("logs", { worker, since: FROM_NOW }) : {};
+      const answer = await ask("logs", { worker, since: first ? KEPT : this.since });
       if (worker !== this.chosen()) return;
-      this.since = answer.next;
-      this.lines = [...this.lines, ...answer.lines].slice(-LOG_LINES_MAX);
-      this.problem = "";
+      this.since = first ? next : answer.next;
+      this.add(answer.rows);
+      const [failed] = Object.entries(answer.failed);
+      this.problem = failed ? f.clean(failed.join(": "), 500) : "";
     } catch (error) {
       this.problem = f.clean(error.message, 500);
     }
     this.draw();
+  }
+
+  add(rows) {
+    const known = new Set(this.lines.slice(-200).map((line) => line.key));
+    for (const [number, worker, at, process, stream, text] of rows) {
+      const key = `${worker} ${process} ${at} ${text}`;
+      const seq = `${number} ${at}`;
+      if (!known.has(key)) this.lines.push({ key, seq, worker, at, process, stream, text });
+    }
+    this.lines = this.lines.slice(-LOG_LINES_MAX);
   }
 
   draw() {
@@ -956,7 +993,8 @@ class Logs {
     this.box.hidden = !lines.length;
     this.text.hidden = Boolean(lines.length);
     setText(this.text, this.problem || "No line was printed.");
-    setText(this.note, lines.length ? f.plural(lines.length, "line") : "");
+    const shownLines = lines.length ? f.plural(lines.length, "line") : "";
+    setText(this.note, [shownLines, lines.length && this.problem].filter(Boolean).join("; "));
     if (shown === this.shown) return;
     this.shown = shown;
     const atEnd = this.box.scrollTop + this.box.clientHeight >= this.box.scrollHeight - 8;
@@ -966,7 +1004,7 @@ class Logs {
           "div",
           {},
           el("time", {}, line.at ? f.clock(line.at) : ""),
-          el("span", { class: "who" }, f.clean(line.worker, 60)),
+          el("span", { class: "who" }, f.clean(`${line.worker} ${line.process}`, 60)),
           el("span", { class: "what" }, f.clean(line.text, 4_096)),
         ),
       ),
