@@ -203,16 +203,21 @@ def test_nasty_names_are_shown_as_text(browser: Any) -> None:
         assert page.problems == []
 
 
-def test_question_why_does_my_job_not_move(browser: Any, cluster: Any, coordinator: Any) -> None:
-    for number in range(12):
-        coordinator.options(resources={"gpu": 1}).submit(train_step, number)
-    with opened(browser) as page:
-        page.open(cluster.dashboard_url)
+def test_question_why_does_my_job_not_move(browser: Any) -> None:
+    with contextlib.ExitStack() as stack:
+        # a new cluster, because an old one fails such work at once
+        cluster = stack.enter_context(zd.local_cluster(workers=2, slots=2, dashboard=True))
+        coordinator = stack.enter_context(cluster.coordinator())
+        for number in range(12):
+            coordinator.options(resources={"gpu": 1}).submit(train_step, number)
+        page = stack.enter_context(opened(browser))
+        page.open(str(cluster.dashboard_url))
         page.wait_for("12 functions cannot start: waits for resources: each needs gpu 1")
         page.show("waiting")
         page.wait_for("no worker has so much")
         page.wait_for("Start a worker with --resource")
         page.picture("dashboard_waiting", 400)
+        coordinator.cancel_all()
 
 
 def test_question_which_function_takes_the_time(

@@ -15,11 +15,13 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from itertools import islice, takewhile
 from typing import Any, Final
 
 import msgspec
 
 from zmqdist import clock as time
+from zmqdist.data.service.dispatcher.machine.records import MODES
 from zmqdist.errors import OpError, UnimplementedError, describe_exit
 from zmqdist.observe.wait_reasons import is_stuck, sentence
 
@@ -132,6 +134,8 @@ class Feed:
         for death in (*events["slot_deaths"], *record["losses"]):
             if death["exit_code"] is not None:
                 death["how"] = describe_exit(death["exit_code"])
+        for row in record["data"]["jobs"]:
+            row["mode"] = MODES[row["mode"]] if row["mode"] < len(MODES) else str(row["mode"])
         self._facts = record
 
     def _line(self, run: int, has: int) -> bytes:
@@ -139,8 +143,8 @@ class Feed:
         if (line := self._lines.get((run, has))) is None:
             message = {"run": run, "facts": self._facts}
             for name, ring in self._rings.items():
-                rows = [row for row in ring if _number(row) >= has]
-                message[name] = rows[-SENT_MAX:]
+                newest = takewhile(lambda row: _number(row) >= has, reversed(ring))
+                message[name] = [*islice(newest, SENT_MAX)][::-1]
             line = self._lines[run, has] = msgspec.json.encode(message) + b"\n"
         return line
 

@@ -778,11 +778,17 @@ function single(title, lead, name, columns, options, rows) {
   };
 }
 
-const MODES = ["parallel epochs", "one epoch", "dynamic epoch", "static shards"];
 const STALLS = {
   producer: ["readers are slow", "warn"],
   consumer: ["workers are slow", "warn"],
 };
+
+/** Which side waits for the other: by the facts, or by how full the buffers are. */
+function stall(row) {
+  if (row.waits || !row.room) return row.waits ?? "";
+  const part = row.buffered / row.room;
+  return part > 0.8 ? "producer" : part < 0.2 ? "consumer" : "";
+}
 
 const Data = single(
   "Data service",
@@ -801,10 +807,10 @@ const Data = single(
     },
     {
       label: "Waits",
-      value: (row) => row.waits ?? "",
-      show: (row) => (STALLS[row.waits] ? stateOf(...STALLS[row.waits]) : "–"),
+      value: stall,
+      show: (row) => (STALLS[stall(row)] ? stateOf(...STALLS[stall(row)]) : "–"),
     },
-    words("Mode", (row) => MODES[row.mode] ?? String(row.mode ?? "")),
+    words("Mode", "mode"),
     figure("Iteration", "iteration", f.count, { tone: () => "" }),
     { label: "Tasks", number: true, show: (row) => `${row.tasks} of ${row.tasks_count}` },
     figure("Readers", "clients", f.count),
