@@ -14,6 +14,7 @@ def test_simulation_reaches_its_events() -> None:
     assert sum(count > 1 for count in heard) > 30, "actors begin again"
     assert sum(run.dispatcher > 1 for run in runs) > 20, "dispatchers are replaced"
     assert sum(len(run.oracle.ended) for run in runs) > 100
+    assert sum(run.oracle.impossible for run in runs) > 5, "no worker has enough"
     assert sum(run.oracle.found for run in runs) > 5, "names are found"
     groups = {group for run in runs for group in run.oracle.groups.values()}
     assert len(groups) > 10

@@ -379,9 +379,7 @@ def test_group_beyond_all_resources_ends() -> None:
     ]
     for member in group:
         effects = says(broker, "c", CreateActor(member))
-    text = (
-        "the 3 members of its group need gpu 1 each, and the workers can have 2 of them at a time"
-    )
+    text = "3 members of its group need gpu 1 each, and the workers can have 2 of them at a time"
     assert all(m.reason.startswith(text) for _, m in effects)
     assert states(sent(broker.handle(Ticked(), GROWTH_LIMIT_S))) == [ActorState.ENDED] * 3
 

@@ -21,6 +21,7 @@ from zmqdist.messages import (
 )
 from zmqdist.scheduling.dispatcher.actors_machine import ActorDirectory
 from zmqdist.scheduling.dispatcher.machine import Broker
+from zmqdist.scheduling.dispatcher.resources import Stocks
 from zmqdist.scheduling.shared.actors import ActorState
 from zmqdist.scheduling.worker.actor_host_machine import ActorHost
 
@@ -104,6 +105,11 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     ("a live actor is not reported", heard(Broker, ActorReady, lambda m: None), "directory A"),
     ("the bound of a worker is ignored", registers(actors_max=99), "directory A9"),
     ("a group is placed one by one", creates(size=1, rank=0), "directory A10"),
+    (
+        "an actor waits for ever for more than a worker has",
+        around(Stocks, "can_ever", lambda former, self, request, worker="": True),
+        "directory A12",
+    ),
     ("a worker has more devices", registers(resources=(("gpu", 9000),)), "directory A11"),
 ]
 

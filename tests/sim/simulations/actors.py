@@ -70,6 +70,7 @@ FAULTS_UNTIL_S = 40.0
 CALM_S = 2 * ORPHAN_LIMIT_S + 40.0
 ACTORS_AT_WORKER = 3
 DEVICES_AT_WORKER = 2
+GROWTH_LIMIT_S = 8.0
 NAMES = ("", "", "n0", "n1", "n2")
 FAULTS = (
     *("kill", "freeze", "freeze", "cut", "cut", "cut off", "crash", "crash", "drain"),
@@ -105,6 +106,7 @@ class ActorOracle:
     started: set[int] = field(default_factory=set)
     ended: set[int] = field(default_factory=set)
     found: int = 0
+    impossible: int = 0
 
     def begins(self, process: SimActorProcess) -> None:
         """A process begins to serve."""
@@ -409,7 +411,12 @@ class SimActors:
         is_first = not self.dispatcher
         self.dispatcher += 1
         self._tick_at = None
-        settings = BrokerSettings(lease_s=LEASE_S, reconnect_grace_s=1.0, cancel_grace_s=0.3)
+        settings = BrokerSettings(
+            lease_s=LEASE_S,
+            reconnect_grace_s=1.0,
+            cancel_grace_s=0.3,
+            growth_limit_s=GROWTH_LIMIT_S,
+        )
         self.broker = Broker(
             settings,
             first_lease=self.dispatcher << 40,
@@ -451,7 +458,9 @@ class SimActors:
                 name=random.choice(NAMES) if size == 1 else "",
                 worker="worker:0" if random.random() < 0.1 and size == 1 else "",
                 restarts=random.choice((0, 0, 1, 3)),
-                resources={"gpu": random.choice((1000, 2000))} if random.random() < 0.2 else {},
+                resources={"gpu": random.choice((1000, 2000, 3000))}
+                if random.random() < 0.2
+                else {},
                 group=group,
                 rank=rank,
                 size=size,
@@ -583,6 +592,7 @@ class SimActors:
         assert self.broker is not None
         if isinstance(message, ActorChanged) and message.state == ActorState.ENDED:
             self.oracle.ended.add(message.actor)
+            self.oracle.impossible += "which is more than a worker has" in message.reason
         if isinstance(message, ActorFound) and not message.actor:
             registered = [w for w in self.workers if w.machine.contact.registered]
             present = {
@@ -623,6 +633,9 @@ class SimActors:
                 f"directory A3: {actor.spec} is {actor.state.name} at the end"
             )
             if actor.state is ActorState.PENDING:
+                assert actor.spec.resources.get("gpu", 0) <= 1000 * DEVICES_AT_WORKER, (
+                    f"directory A12: {actor.spec} waits for more than a worker has"
+                )
                 assert not self._could_be_placed(actor), f"directory A3: {actor.spec} waits"
         names = [a.spec.name for a in directory.actors.values() if a.spec.name]
         assert len(names) == len({*names}), f"directory A4: {names}"

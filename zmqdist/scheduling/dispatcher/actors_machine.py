@@ -47,7 +47,7 @@ from their callers to the actors directly.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -786,25 +786,23 @@ class ActorDirectory:
     def _impossible(self, group: list[Actor]) -> str:
         """Return why the workers, even with nothing in use, do not have the resources of these
         actors; "" if they have, or if no worker is here that could be asked (A12)."""
-        spec, request = group[0].spec, group[0].request
-        if not request:
+        if not any(actor.spec.resources for actor in group):
             return ""
-        if not self._stocks.can_ever(request, spec.worker):
-            return self._stocks.lack_text(request, spec.worker)
-        names = [
-            (host.member.name, min(host.actors_max, spec.size))
-            for host in self._hosts.values()
-            if spec.worker in ("", host.member.name)
-        ]
-        if group[0].incarnation or spec.size == 1 or not names:
-            return ""
-        count = sum(self._stocks.count_ever(request, *name) for name in names)
-        if count >= spec.size:
-            return ""
-        return (
-            f"the {spec.size} members of its group need {amounts_text(request)} each, and the "
-            f"workers can have {count} of them at a time ({self._stocks.text()})"
-        )
+        requests = Counter((actor.request, actor.spec.worker) for actor in group)
+        for (request, worker), members in requests.items():
+            if request and not self._stocks.can_ever(request, worker):
+                return self._stocks.lack_text(request, worker)
+            hosts = [h for h in self._hosts.values() if worker in ("", h.member.name)]
+            count = 0
+            for host in hosts if request and members > 1 else ():
+                most = min(host.actors_max, members - count)
+                count += self._stocks.count_ever(request, host.member.name, most)
+            if request and hosts and 1 < members > count:
+                return (
+                    f"{members} members of its group need {amounts_text(request)} each, and the "
+                    f"workers can have {count} of them at a time ({self._stocks.text()})"
+                )
+        return ""
 
     def _is_incomplete(self, actor: Actor) -> bool:
         """Return whether the group of an actor that was never placed lacks members."""
