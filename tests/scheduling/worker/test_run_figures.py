@@ -11,7 +11,6 @@ from zmqdist.scheduling.worker.run_figures import (
     Allowance,
     RunReader,
     RunTable,
-    Tally,
 )
 
 
@@ -23,14 +22,14 @@ def table() -> tuple[RunTable, RunReader]:
 
 def test_reader_finds_what_was_added(table: tuple[RunTable, RunReader]) -> None:
     writer, reader = table
-    writer.add(5, 7, [0.25, 0.5], 1, 0.125, 10, 20)
+    writer.add(5, 7, [0.25, 0.5], 1, 10, 20, 1.0)
     (facts,) = reader.added()
     assert (facts.coordinator, facts.fn, facts.count, facts.failed) == (5, 7, 2, 1)
-    assert (facts.sum_s, facts.max_s, facts.cpu_s) == (0.75, 0.5, 0.125)
+    assert (facts.sum_s, facts.max_s) == (0.75, 0.5)
     assert (facts.bytes_in, facts.bytes_out) == (10, 20)
     assert [count for _, count in facts.buckets] == [1, 1]
     assert reader.added() == []
-    writer.add(5, 7, [1.0], 0, 0.0, 0, 0)
+    writer.add(5, 7, [1.0], 0, 0, 0, 1.0)
     (facts,) = reader.added()
     assert (facts.count, facts.sum_s, facts.max_s) == (1, 1.0, 1.0)
     assert (reader.count, reader.failed) == (3, 1)
@@ -44,14 +43,14 @@ def test_bucket_of_duration(
     table: tuple[RunTable, RunReader], duration: float, bucket: int
 ) -> None:
     writer, reader = table
-    writer.add(1, 1, [duration], 0, 0.0, 0, 0)
+    writer.add(1, 1, [duration], 0, 0, 0, 1.0)
     assert reader.added()[0].buckets == [(bucket, 1)]
 
 
 def test_functions_beyond_the_rows_count_together(table: tuple[RunTable, RunReader]) -> None:
     writer, reader = table
     for fn in range(1, FUNCTIONS_TOLD_APART_MAX + 4):
-        writer.add(1, fn, [1.0], 0, 0.0, 0, 0)
+        writer.add(1, fn, [1.0], 0, 0, 0, 1.0)
     facts = reader.added()
     assert len(facts) == FUNCTIONS_TOLD_APART_MAX + 1
     assert [row.count for row in facts if row.fn == 0] == [3]
@@ -60,23 +59,32 @@ def test_functions_beyond_the_rows_count_together(table: tuple[RunTable, RunRead
 def test_dropped_function_gives_its_row_to_another(table: tuple[RunTable, RunReader]) -> None:
     writer, reader = table
     for fn in range(1, FUNCTIONS_TOLD_APART_MAX + 1):
-        writer.add(1, fn, [1.0, 1.0], 0, 0.0, 0, 0)
+        writer.add(1, fn, [1.0, 1.0], 0, 0, 0, 1.0)
     reader.added()
     writer.forget([(1, 3)])
-    writer.add(1, 999, [1.0], 0, 0.0, 0, 0)
+    writer.add(1, 999, [1.0], 0, 0, 0, 1.0)
     (facts,) = reader.added()
     assert (facts.fn, facts.count, facts.sum_s) == (999, 1, 1.0)
 
 
-def test_tally_counts_runs_by_function(table: tuple[RunTable, RunReader]) -> None:
+def test_many_runs_have_the_same_buckets_as_few(table: tuple[RunTable, RunReader]) -> None:
     writer, reader = table
-    tally = Tally(writer)
-    for key in ((1, 1), (1, 1), (1, 2)):
-        if key != tally.key:
-            tally.turn_to(key)
-        tally.durations.append(0.5)
-    tally.turn_to((0, 0))
-    assert [(row.fn, row.count) for row in reader.added()] == [(1, 2), (2, 1)]
+    durations = [1.3e-6 * 1.17**number for number in range(100)]
+    for duration in durations:
+        writer.add(1, 1, [duration], 0, 0, 0, 1.0)
+    writer.add(1, 2, durations, 0, 0, 0, 1.0)
+    few, many = reader.added()
+    assert few.buckets == many.buckets
+    assert (few.count, few.max_s) == (many.count, many.max_s)
+
+
+def test_long_wait_uses_no_processor_time(table: tuple[RunTable, RunReader]) -> None:
+    writer, reader = table
+    writer.add(1, 1, [1e-5], 0, 0, 0, 1.0)
+    writer.add(1, 2, [3600.0], 0, 0, 0, 3601.0)
+    short, long = reader.added()
+    assert short.cpu_s == 1e-5
+    assert long.cpu_s < 60
 
 
 def test_runs_are_reported_only_while_observed(table: tuple[RunTable, RunReader]) -> None:

@@ -46,7 +46,7 @@ from zmqdist.scheduling.shared.references import (
 from zmqdist.scheduling.shared.store import BulkStore
 from zmqdist.scheduling.worker.actor_calls_machine import ActorCall, ActorCallQueue, CallState
 from zmqdist.scheduling.worker.function_call import last_failure, run, run_method
-from zmqdist.scheduling.worker.run_figures import CallRun, RunTable, Tally
+from zmqdist.scheduling.worker.run_figures import BEGAN, CallRun, RunTable
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Peer, Router
 from zmqdist.wire import results, trusted
@@ -90,7 +90,6 @@ class ActorCalls:
         report: Callable[[list[FailureFacts], list[CallRun]], object],
     ) -> None:
         self._table, self._report = table, report
-        self._tally = Tally(table)
         self._numbers = {name: at for at, name in enumerate(sorted(spec.methods), 1)}
         self._failed: list[FailureFacts] = []
         self._ran: list[CallRun] = []
@@ -275,7 +274,7 @@ class ActorCalls:
                     self._outcomes.append((call, VALUE, b""))
                     continue
                 self._current = call
-                began = self._begin_call(call)
+                self._table.seconds[BEGAN] = began = time.monotonic()
                 kind, payload = run(methods, 0, call.method, call.payload)
                 ended = self._end_call(call, began, kind, payload)
                 self._current = None
@@ -283,7 +282,6 @@ class ActorCalls:
                 if ended > flush_at:
                     self._loop.call_soon(self._flush)
                     flush_at = time.monotonic() + FLUSH_S
-            self._tally.turn_to((0, 0))
             self._loop.call_soon(self._flush)
         self._loop.run(self._flush)
 
@@ -298,9 +296,7 @@ class ActorCalls:
             try:
                 began = time.monotonic()
                 kind, payload = await run_method(methods, 0, call.method, call.payload)
-                self._tally.turn_to((0, self._numbers.get(call.method, 0)))
                 self._end_call(call, began, kind, payload)
-                self._tally.turn_to((0, 0))
                 self._append(call, kind, payload)
             finally:
                 del tasks[call]
@@ -371,23 +367,13 @@ class ActorCalls:
 
         return send_all
 
-    def _begin_call(self, call: ActorCall) -> float:
-        """Record for the facts that a call begins. Return when."""
-        key = 0, self._numbers.get(call.method, 0)
-        if key != self._tally.key:
-            self._tally.turn_to(key)
-        began = time.monotonic()
-        self._table.begin(began)
-        return began
-
     def _end_call(self, call: ActorCall, began: float, kind: int, payload: Any) -> float:
         """Record for the facts that a call has ended. Return when."""
-        tally, ended = self._tally, time.monotonic()
-        tally.durations.append(ended - began)
-        tally.bytes_in += len(call.payload)
-        parts = payload if kind == BULK else [payload]
-        tally.bytes_out += sum(memoryview(part).nbytes for part in parts)
-        watches_runs = self._table.watches_runs and self._table.may_report_run(ended)
+        table, ended = self._table, time.monotonic()
+        size = sum(memoryview(part).nbytes for part in payload) if kind == BULK else len(payload)
+        fn = self._numbers.get(call.method, 0)
+        table.add(0, fn, [ended - began], kind == ERROR, len(call.payload), size, ended)
+        watches_runs = table.watches_runs and table.may_report_run(ended)
         if kind == ERROR or watches_runs:
             peer: Any = call.caller
             method = f"{self._spec.cls}.{call.method}"
@@ -395,8 +381,6 @@ class ActorCalls:
             if watches_runs:
                 self._ran.append((method, *place, began, ended, kind))
             texts = last_failure.take() if kind == ERROR else None
-            if kind == ERROR:
-                tally.failed += 1
             if texts is not None:
                 self._failed.append(FailureFacts(0, os.getpid(), *texts, method, *place))
         return ended

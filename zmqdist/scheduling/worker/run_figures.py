@@ -17,6 +17,8 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
+import numpy as np
+
 from zmqdist import clock as time
 from zmqdist.limits import (
     BUCKET_MIN_S,
@@ -41,6 +43,17 @@ TABLE_BYTES: Final = 8 * (HEAD_CELLS + ROWS * ROW_CELLS)
 BOUNDS_S: Final = tuple(BUCKET_MIN_S * 2 ** (bucket / 4) for bucket in range(BUCKETS - 1))
 """The largest duration of each bucket but the last."""
 
+_BOUNDS_S: Final = np.array(BOUNDS_S)
+
+CPU_READ_S: Final = 0.001
+"""Seconds of a run, or of runs together, from which on their processor time is measured."""
+CPU_READ_AGAIN_S: Final = 0.1
+"""Seconds after which the clock is read again, so that what the thread has used between short runs
+is not counted for the next long run."""
+
+MANY: Final = 24
+"""Runs of a batch from which on NumPy counts them sooner."""
+
 Run: TypeAlias = tuple[int, float, float, int]
 """A run that has ended: (position, when it began and ended by the monotonic clock, kind)."""
 Failure: TypeAlias = tuple[int, str, str, str]
@@ -62,12 +75,16 @@ class RunTable:
     """The table of one process or thread, which alone writes it.
 
     Attributes:
+      seconds: the cells as floats. Set seconds[BEGAN] when a run begins.
       runs, failures: the runs and failures to report that were not reported yet.
     """
 
     def __init__(self, memory: mmap.mmap | bytearray, before: int = 0) -> None:
         view = memoryview(memory)[before:]
-        self._cells, self._seconds = view.cast("Q"), view.cast("d")
+        self._cells = view.cast("Q")
+        self.seconds: memoryview[float] = view.cast("d")
+        self._array = np.frombuffer(view, np.int64, TABLE_BYTES // 8)
+        self._cpu_s = self._cpu_read_at = 0.0
         self._rows: dict[tuple[int, int], int] = {}
         self._free = [HEAD_CELLS + row * ROW_CELLS for row in range(ROWS - 1, 0, -1)]
         self._allowance = Allowance(EVENTS_SENT_MAX, EVENTS_SENT_MAX)
@@ -78,10 +95,6 @@ class RunTable:
     def watches_runs(self) -> bool:
         """Whether each run is reported."""
         return self._cells[OBSERVED] != 0
-
-    def begin(self, now: float) -> None:
-        """Record that a run begins."""
-        self._seconds[BEGAN] = now
 
     def note_waiting(self, count: int) -> None:
         self._cells[WAITING] = count
@@ -115,26 +128,45 @@ class RunTable:
         fn: int,
         durations: list[float],
         failed: int,
-        cpu_s: float,
         bytes_in: int,
         bytes_out: int,
+        now: float,
     ) -> None:
-        """Add runs of one function."""
+        """Add runs of one function, which have just ended, one after the other.
+
+        Their processor time is that of the thread. For short runs this clock would cost more than
+        all else here, so their duration counts instead, and is left out of what a long run has used.
+        """
         row = self._rows.get((coordinator, fn)) or self._new_row(coordinator, fn)
-        cells, seconds = self._cells, self._seconds
-        cells[row + COUNT] += len(durations)
-        seconds[row + SUM_S] += sum(durations)
-        seconds[row + CPU_S] += cpu_s
-        longest = max(durations)
-        if longest > seconds[row + MAX_S]:
-            seconds[row + MAX_S] = longest
-        if failed:
-            cells[row + FAILED] += failed
+        cells, seconds = self._cells, self.seconds
         cells[row + BYTES_IN] += bytes_in
         cells[row + BYTES_OUT] += bytes_out
+        if failed:
+            cells[row + FAILED] += failed
+        if len(durations) == 1:
+            total = longest = durations[0]
+        else:
+            total, longest = sum(durations), max(durations)
+        seconds[row + SUM_S] += total
+        used_s = total
+        if total >= CPU_READ_S or now > self._cpu_read_at + CPU_READ_AGAIN_S:
+            cpu_s = time.thread_time()
+            if total >= CPU_READ_S:
+                used_s = min(total, max(0.0, cpu_s - self._cpu_s))
+            self._cpu_s, self._cpu_read_at = cpu_s, now
+        else:
+            self._cpu_s += total
+        seconds[row + CPU_S] += used_s
+        if longest > seconds[row + MAX_S]:
+            seconds[row + MAX_S] = longest
         histogram = row + HISTOGRAM
-        for duration in durations:
-            cells[histogram + bisect_left(BOUNDS_S, duration)] += 1
+        if len(durations) < MANY:
+            for duration in durations:
+                cells[histogram + bisect_left(BOUNDS_S, duration)] += 1
+        else:
+            buckets = np.searchsorted(_BOUNDS_S, durations)
+            self._array[histogram : histogram + BUCKETS] += np.bincount(buckets, minlength=BUCKETS)
+        cells[row + COUNT] += len(durations)  # last, because the worker looks at it first
 
     def forget(self, functions: Iterable[tuple[int, int]]) -> None:
         """Have later functions use the rows of these."""
@@ -154,37 +186,6 @@ class RunTable:
         cells[row + COORDINATOR], cells[row + FN] = coordinator, fn
         cells[row + EPOCH] += 1
         return row
-
-
-class Tally:
-    """Runs of one function that are not in the table yet."""
-
-    __slots__ = ("_cpu_from", "_table", "bytes_in", "bytes_out", "durations", "failed", "key")
-
-    def __init__(self, table: RunTable) -> None:
-        self._table = table
-        self.key = (0, 0)
-        self._cpu_from = 0.0
-        self._begin()
-
-    def _begin(self) -> None:
-        self.durations: list[float] = []
-        self.failed = self.bytes_in = self.bytes_out = 0
-
-    def turn_to(self, key: tuple[int, int]) -> None:
-        """Put what was counted into the table, and count runs of this function."""
-        now = time.thread_time()
-        if self.durations:
-            self._table.add(
-                *self.key,
-                self.durations,
-                self.failed,
-                now - self._cpu_from,
-                self.bytes_in,
-                self.bytes_out,
-            )
-            self._begin()
-        self.key, self._cpu_from = key, now
 
 
 class RunReader:

@@ -46,7 +46,7 @@ from zmqdist.scheduling.worker.function_call import Functions, last_failure, run
 from zmqdist.scheduling.worker.inside import Inside
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.records import SlotRow
-from zmqdist.scheduling.worker.run_figures import TABLE_BYTES, RunReader, RunTable, Tally
+from zmqdist.scheduling.worker.run_figures import BEGAN, TABLE_BYTES, RunReader, RunTable
 from zmqdist.scheduling.worker.slots import (
     Feed,
     HoldResult,
@@ -609,13 +609,10 @@ class ThreadSlots:
         own_cluster.enter(own, whole_process=False)
         self._report(SlotReady(slot.number))
         table = slot.table
-        tally = Tally(table)
         while (item := slot.items.get()) is not None:
             position, coordinator, fn, payload = item
             slot.busy = True
-            tally.turn_to((coordinator, fn))
-            began = time.monotonic()
-            table.begin(began)
+            table.seconds[BEGAN] = began = time.monotonic()
             # The lambda may refer to the loop variable, because a slot has one item at a time.
             task_context.enter(lambda: slot.cancel == position, self._worker)  # noqa: B023
             try:
@@ -625,15 +622,12 @@ class ThreadSlots:
             except BaseException as error:  # an error such as a MemoryError fails this item only
                 kind, result = ERROR, results.pack_error(error)
             ended = time.monotonic()
-            tally.durations.append(ended - began)
-            tally.bytes_in += len(payload)
-            tally.bytes_out += len(result)
+            failed = kind == ERROR
+            table.add(coordinator, fn, [ended - began], failed, len(payload), len(result), ended)
             if table.watches_runs:
                 table.note_run(position, began, ended, kind)
-            if kind == ERROR:
-                tally.failed += 1
+            if failed:
                 table.note_failure(position, last_failure.take())
-            tally.turn_to((0, 0))
             task_context.leave()
             if table.failures or table.runs:
                 self._tell(

@@ -37,7 +37,7 @@ from zmqdist.process.pipe import BlockingPipe, PipeCodec
 from zmqdist.scheduling.shared import own_cluster, remote_results, resources
 from zmqdist.scheduling.shared.store import HolderClients
 from zmqdist.scheduling.worker.function_call import Functions, last_failure, run
-from zmqdist.scheduling.worker.run_figures import TABLE_BYTES, Failure, Run, RunTable, Tally
+from zmqdist.scheduling.worker.run_figures import BEGAN, TABLE_BYTES, Failure, Run, RunTable
 from zmqdist.scheduling.worker.worker_cache import SlotFetcher
 from zmqdist.scheduling.worker.worker_events import NOT_RUN
 from zmqdist.transport.credentials import Credentials
@@ -235,42 +235,48 @@ def _run_batch(
     if len(items) > 1:
         reporter.begin()
     outcomes = reporter.outcomes
-    tally, fetched_bytes = Tally(table), functions.fetched_bytes
-    watches_runs = table.watches_runs
+    seconds, watches_runs = table.seconds, table.watches_runs
+    of_coordinator = of_fn = failed = bytes_in = bytes_out = 0
+    fetched_bytes = functions.fetched_bytes
+    durations: list[float] = []
     now = time.monotonic()
     flush_at = now + FLUSH_S
     for position, coordinator, fn, payload in items:
         if not _claim(position, cells):
             outcomes.append((position, NOT_RUN, b""))
             continue
-        if (coordinator, fn) != tally.key:
-            tally.turn_to((coordinator, fn))
-        began = now
-        table.begin(began)
+        if fn != of_fn or coordinator != of_coordinator:
+            if durations:
+                table.add(of_coordinator, of_fn, durations, failed, bytes_in, bytes_out, now)
+                durations = []
+                failed = bytes_in = bytes_out = 0
+            of_coordinator, of_fn = coordinator, fn
+        seconds[BEGAN] = began = now
         kind, result = run(functions, coordinator, fn, payload)
         if _forked:
             os._exit(0)  # the function forked this child, which must not use its parent's pipe
         now = time.monotonic()
-        tally.durations.append(now - began)
-        tally.bytes_in += len(payload)
+        durations.append(now - began)
+        bytes_in += len(payload)
         if watches_runs:
             table.note_run(position, began, now, kind)
         if kind in (BULK, KEPT):
-            tally.bytes_out += sum(memoryview(part).nbytes for part in result)
+            bytes_out += sum(memoryview(part).nbytes for part in result)
             reporter.send_bulk(position, kind, result)
             now = time.monotonic()
             continue
-        tally.bytes_out += len(result)
+        bytes_out += len(result)
         if kind == ERROR:
-            tally.failed += 1
+            failed += 1
             table.note_failure(position, last_failure.take())
         outcomes.append((position, kind, result))
         if len(outcomes) >= FLUSH_ITEMS or now > flush_at:
             reporter.flush()
             now = time.monotonic()
             flush_at = now + FLUSH_S
-    tally.bytes_in += functions.fetched_bytes - fetched_bytes
-    tally.turn_to((0, 0))
+    if durations:
+        bytes_in += functions.fetched_bytes - fetched_bytes
+        table.add(of_coordinator, of_fn, durations, failed, bytes_in, bytes_out, now)
     reporter.end()
 
 
