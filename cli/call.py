@@ -32,7 +32,7 @@ CLIENTS_OWN: Final = frozenset({"timeout_in_ms", "out"})
 """Keyword arguments that the methods of a client use themselves. The command cannot pass arguments
 with these names to a handler."""
 
-ROLES: Final = ("client", "submit", "worker", "admin")
+ROLES: Final = ("client", "observe", "submit", "worker", "admin")
 
 
 @click.command(short_help="List the methods of a server.")

@@ -31,8 +31,8 @@ def keygen(context: click.Context, folder: Path, force: bool) -> None:
     """Make the CURVE keys of a cluster in the folder DIR.
 
     The folder gets mode 0700. Servers need the files server.key and authorized. A process that
-    connects to them needs server.pub and the key of its role (client, submit, worker or admin);
-    workers, and programs that schedule functions, also need authorized. Copy the files to each
+    connects to them needs server.pub and the key of its role (client, observe, submit, worker or
+    admin); workers, and programs that schedule functions, also need authorized. Copy the files to each
     host, and set ZMQDIST_KEYS_DIR to their folder there.
     """
     try:

@@ -872,8 +872,9 @@ REFUSALS_KEPT: Final = 100
 EVENTS_KEPT: Final = 20_000
 """Runs in the timeline of the facts that no watcher has fetched yet."""
 
-EVENTS_SENT_MAX: Final = 2_000
-"""Runs in one report of a worker; the others are only counted."""
+EVENTS_PER_S: Final = 2_000
+"""Runs a second of the whole cluster that workers report while a watcher asks for the timeline. Each
+gets an equal share, and gives its slots and actors equal shares. The other runs are only counted."""
 
 FAILURES_PER_S: Final = 2.0
 FAILURES_AT_ONCE: Final = 8

@@ -717,10 +717,12 @@ class WorkerFacts(Message, tag=52):
 
 
 class Observe(Message, tag=53):
-    """A watcher asks for the timeline: report each run that ends within the next `within_s`."""
+    """A watcher asks for the timeline: report runs that end within the next `within_s`, at most
+    `runs_per_s`."""
 
     SENT = "dispatcher -> worker"
     within_s: _Seconds
+    runs_per_s: _Count
 
 
 class AskWorker(Message, tag=54):

@@ -232,7 +232,7 @@ BROKEN_KEYS: list[tuple[str, Callable[[Path], object], str, str]] = [
     (
         "well",
         lambda folder: None,
-        "server, client, submit, worker, admin: private, complete and matching",
+        "server, client, observe, submit, worker, admin: private, complete and matching",
         "",
     ),
     (

@@ -188,7 +188,7 @@ def test_messages_keep_order(serve: Serve, dial: Dial) -> None:
     assert [dialled.expect("message")[1].id for _ in range(2000)] == list(range(2000))
 
 
-@pytest.mark.parametrize("role", ["client", "submit", "worker", "admin"])
+@pytest.mark.parametrize("role", ["client", "observe", "submit", "worker", "admin"])
 def test_role_comes_from_handshake(serve: Serve, dial: Dial, role: str) -> None:
     served = serve()
     dialled = dial(served.address, client_security(served.address, role))

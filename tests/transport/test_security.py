@@ -363,7 +363,7 @@ def test_insecure_server_warns_at_start(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_unknown_role_is_refused() -> None:
     with pytest.raises(
-        InvalidArgumentError, match="'root' is not a role: client, submit, worker, admin"
+        InvalidArgumentError, match="'root' is not a role: client, observe, submit, worker, admin"
     ):
         client_security("127.0.0.1:1", "root")
 

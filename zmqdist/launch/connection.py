@@ -315,7 +315,8 @@ class DispatcherClient:
     """A connection to a dispatcher, for a with-statement.
 
     Args:
-      role: the role whose key is used. "client" may read the status, "submit" may also drain
+      role: the role whose key is used. "client" may read the status (with the
+        key of "observe" if there is no other), "submit" may also drain
         workers and stop the dispatcher, and "admin" may also manage keys.
       timeout_s: time limit of each call, including the time to connect.
 
@@ -330,7 +331,13 @@ class DispatcherClient:
 
         self.address = address
         self._timeout_s = timeout_s
-        security = credentials.client(address, role)
+        try:
+            security = credentials.client(address, role)
+        except errors.FailedPreconditionError as error:
+            try:  # a monitor has only this key
+                security = credentials.client(address, "observe" if role == "client" else role)
+            except errors.FailedPreconditionError:
+                raise error from None
         try:
             self._client: ZmqClient = ZmqClient(
                 address, "zmqdist", True, round(timeout_s * 1000), security=security

@@ -241,7 +241,7 @@ class _Cluster:
         port = split_address(self._dispatcher.address)[1]
         command = ["zmqdist", "dispatcher", "--config", CONFIG_FILE, "--host", EVERY_INTERFACE]
         container = self._container("dispatcher", command, {}, port)
-        container["livenessProbe"] = _answers("facts", port)
+        container["livenessProbe"] = _answers("status", port)
         stateful_set = self._stateful_set("dispatcher", container, 1)
         if self._dispatcher.work_dir is not None:
             container["volumeMounts"].append({"name": "data", "mountPath": DATA_DIR})

@@ -115,6 +115,7 @@ from zmqdist.rpc.payload import pack_result
 from zmqdist.task_context import enter, leave
 from zmqdist.transport.calls_machine import ServedCall, ServerCalls, counted_bytes
 from zmqdist.transport.connection_snapshots import ServerSnapshot
+from zmqdist.transport.keys import OBSERVER, ROLES
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Peer, Router
 from zmqdist.transport.transfers import Source, allocate_fresh, announced_bytes
@@ -634,9 +635,20 @@ class PendingCall:
 
 class RpcService:
     """The methods of one server. After `attach`, a router passes its peers' calls to this service.
-    A router may have several services."""
+    A router may have several services.
 
-    def __init__(self, name: str = "rpc", threads_max: int = HANDLER_THREADS_MAX) -> None:
+    Args:
+      is_observable: whether the role "observe" may call the methods that every peer may call.
+    """
+
+    def __init__(
+        self,
+        name: str = "rpc",
+        threads_max: int = HANDLER_THREADS_MAX,
+        *,
+        is_observable: bool = False,
+    ) -> None:
+        self._is_observable = is_observable
         self.where = f"the {name} server of process {os.getpid()}"
         """The name of this server in log lines."""
         self._methods: dict[str, Method] = {}
@@ -745,8 +757,9 @@ class RpcService:
         self._loop = loop
         self._incarnation = incarnation
         self._calls = ServerCalls(incarnation)
-        router.on(Call, self._called)
-        router.on(Calls, self._called_many)
+        roles = None if self._is_observable else frozenset(ROLES) - {OBSERVER}
+        router.on(Call, self._called, roles, self._not_allowed)
+        router.on(Calls, self._called_many, roles, self._not_allowed)
         router.on(CancelCall, lambda peer, message, frames: self._cancelled(peer, message.id))
         router.on_gone.append(self._note_disconnect)
         loop.at_end_of_turn(self._send_replies)
@@ -864,6 +877,11 @@ class RpcService:
                 self._router.bulk_channel(peer).send(reply, sources)
             else:
                 self._router.send(peer, reply)
+
+    def _not_allowed(self, peer: Peer, message: Call | Calls, _frames: list[Any]) -> None:
+        for call in message.items if isinstance(message, Calls) else [message]:
+            problem = f"role {peer.role} may only read the facts of a dispatcher"
+            self._router.send(peer, failed(call.id, PermissionDeniedError(problem)))
 
     def _called_many(self, peer: Peer, calls: Calls, frames: list[memoryview]) -> None:
         if frames:

@@ -70,7 +70,7 @@ trust a port that shows a key of such a role.
 """
 
 KEY_BYTES: Final = 32
-_ROLES: Final = ("client", "submit", "worker", "admin")
+_ROLES: Final = ("client", "observe", "submit", "worker", "admin")
 _REPLACED: Final = (
     "this key was replaced by a newer one of the same name: connect with the newer key"
 )

@@ -2,7 +2,8 @@
 
     server.key   key pair of the servers, including the dispatcher
     server.pub   the public key of that pair: all other processes need it
-    client.key, submit.key, worker.key, admin.key     a key pair for each role (security.py)
+    client.key, observe.key, submit.key, worker.key, admin.key
+                 a key pair for each role (security.py)
     authorized   which public key may act as which role: lines `role public`; public data
 
 A process that only connects needs `server.pub` and the key of one role; a server needs `server.key`
@@ -196,7 +197,9 @@ def _problem(status: os.stat_result, owners: tuple[int, ...], mode_bits: int) ->
     return None
 
 
-ROLES: Final = ("client", "submit", "worker", "admin")
+OBSERVER: Final = "observe"
+"""The role of a process that may read the facts of a dispatcher, and nothing else."""
+ROLES: Final = ("client", OBSERVER, "submit", "worker", "admin")
 _SERVER: Final = "server"
 AUTHORIZED: Final = "authorized"
 JOINED: Final = "joined"

@@ -133,7 +133,7 @@ class Peer:
       routing_id: ZeroMQ's name for the connection.
       fd: the descriptor number of the connection; -1 if unknown.
       port: the port of this server to which the peer is connected; 0 if unknown.
-      role: "client", "submit", "worker" or "admin"; "joining" or "revoked" for a peer to which the
+      role: "client", "observe", "submit", "worker" or "admin"; "joining" or "revoked" for a peer to which the
         server sends only one reply.
       key: the peer's public key, 32 bytes; empty without CURVE.
       limited: whether the role is "joining" or "revoked".
@@ -248,6 +248,7 @@ class Router:
     Attributes:
       on_hello: a function that is called with a peer whose hello has arrived, after the server's
         hello was sent. It is not called with a peer whose role is `joining` or `revoked`.
+      on_refused: functions that the loop calls with each peer of which it refuses a message, and why.
       on_gone: functions that the loop calls once with each peer that has gone, if the peer's hello
         had been accepted.
       dropped: number of messages that were not accepted, by reason.
@@ -269,6 +270,7 @@ class Router:
         """
         self.on_hello: Callable[[Peer], None] | None = None
         self.on_gone: list[Callable[[Peer], None]] = []
+        self.on_refused: list[Callable[[Peer, str], None]] = []
         self.dropped: Counter[str] = Counter()
         self.received = 0
         self.refused_handshakes = 0
@@ -293,7 +295,9 @@ class Router:
         self._closed = False
         self._port = 0
         self._turn_budget = 0
-        self._handlers: dict[type[Message], tuple[Handler, frozenset[str] | None]] = {}
+        self._handlers: dict[
+            type[Message], tuple[Handler, frozenset[str] | None, Handler | None]
+        ] = {}
         self.on(
             SharedMemoryAccepted,
             lambda peer, message, frames: self.bulk_channel(peer).memory_accepted(message.nonce),
@@ -445,6 +449,7 @@ class Router:
         kind: type[Message],
         fn: Handler,
         roles: frozenset[str] | None = None,
+        refused: Handler | None = None,
     ) -> None:
         """Register `fn(peer, message, frames)` as the handler of a kind of message. The handler may
         keep the frames and write to them.
@@ -452,8 +457,9 @@ class Router:
         Args:
           roles: the roles besides `admin` that may send this kind; `None` means every role except
             `joining` and `revoked`. The router refuses the message from any other role.
+          refused: called in place of a Refused, because it has another reply.
         """
-        self._handlers[kind] = (fn, None if roles is None else roles | {ADMIN})
+        self._handlers[kind] = (fn, None if roles is None else roles | {ADMIN}, refused)
 
     def bulk_channel(self, peer: Peer) -> BulkChannel:
         """Return the channel for large parts from and to a peer; make it on first use."""
@@ -677,9 +683,12 @@ class Router:
                 self.dropped["not served here"] += 1
                 self._refuse(peer, UNIMPLEMENTED, f"{type(message).__name__} is not served here")
             return
-        fn, roles = handler
+        fn, roles, refused = handler
         if (roles is not None and peer.role not in roles) or (roles is None and peer.limited):
             self.dropped["not allowed"] += 1
+            if refused is not None and not peer.limited:
+                refused(peer, message, frames)
+                return
             self._refuse(
                 peer,
                 PERMISSION_DENIED,
@@ -743,6 +752,8 @@ class Router:
         if peer.refusals < REFUSALS_MAX:
             peer.refusals += 1
             self._send_raw(peer, encode(Refused(code, text)))
+            for fn in self.on_refused:
+                fn(peer, text)
 
     # -- peers that have gone ----------------------------------------------------------------------
 

@@ -17,6 +17,8 @@ from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.data import Dataset
 from zmqdist.data.service import distribute
+from zmqdist.launch.connection import DispatcherClient
+from zmqdist.rpc import ZmqClient, ZmqServer
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import keys
 from zmqdist.transport.credentials import Credentials
@@ -151,3 +153,43 @@ def test_refusal_names_key_of_connection(folder_of: Callable[..., str], tmp_path
     keygen(tmp_path / "others")
     shutil.copy(tmp_path / "others" / "submit.key", Path(folder, "submit.key"))
     assert security.source == f"key {used}, read from {folder}/submit.key"
+
+
+def test_observer_reads_facts_and_nothing_else(folder_of: Callable[..., str]) -> None:
+    server, worker, observer = (folder_of(role) for role in ("server", "worker", "observe"))
+    credentials = Credentials(keys_dir=observer)
+    with (
+        zd.DispatchServer(DispatcherConfig(keys_dir=server)) as dispatcher,
+        zd.WorkerServer(WorkerConfig(dispatcher.address, keys_dir=worker)),
+        DispatcherClient(dispatcher.address, credentials, "client", 20.0) as client,
+    ):
+        assert [row["name"] for row in client.call("facts")["workers"]] == ["worker:0"]
+        for call in (("shutdown", 1.0), ("drain", "worker", 0, 1.0), ("keys",)):
+            with pytest.raises(errors.PermissionDeniedError, match="role observe may not call"):
+                client.call(*call)
+
+
+def test_observer_calls_no_method_of_other_servers(folder_of: Callable[..., str]) -> None:
+    server, observer = folder_of("server"), folder_of("observe")
+    rpc = ZmqServer("127.0.0.1:0", keys_dir=server)
+    try:
+        rpc.register("secret", lambda: 1)
+        rpc.start()
+        security = Credentials(keys_dir=observer).client(rpc.address, "observe")
+        with pytest.raises(errors.PermissionDeniedError, match="only read the facts"):
+            ZmqClient(rpc.address, "", True, 5_000, security=security)
+    finally:
+        rpc.stop()
+
+
+def test_refused_message_is_in_the_facts(folder_of: Callable[..., str]) -> None:
+    server, client = folder_of("server"), folder_of("client")
+    shutil.copy(Path(client, "client.key"), Path(client, "worker.key"))
+    with zd.DispatchServer(DispatcherConfig(keys_dir=server)) as dispatcher:
+        with pytest.raises(errors.PermissionDeniedError):
+            zd.WorkerServer(WorkerConfig(dispatcher.address, keys_dir=client)).join()
+        credentials = Credentials(keys_dir=client)
+        with DispatcherClient(dispatcher.address, credentials, "client", 20.0) as reader:
+            (refusal,) = reader.call("facts")["refusals"]
+    assert "role client may not send Register" in refusal["reason"]
+    assert refusal["peer"]

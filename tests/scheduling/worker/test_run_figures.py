@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zmqdist.limits import BUCKETS, EVENTS_SENT_MAX, FUNCTIONS_TOLD_APART_MAX
+from zmqdist.limits import BUCKETS, FUNCTIONS_TOLD_APART_MAX
 from zmqdist.messages import VALUE
 from zmqdist.scheduling.worker.run_figures import (
     TABLE_BYTES,
@@ -90,18 +90,27 @@ def test_long_wait_uses_no_processor_time(table: tuple[RunTable, RunReader]) -> 
 def test_runs_are_reported_only_while_observed(table: tuple[RunTable, RunReader]) -> None:
     writer, reader = table
     assert not writer.watches_runs
-    reader.observe(on=True)
+    reader.observe(10)
     assert writer.watches_runs
-    writer.note_run(3, 1.0, 2.0, VALUE)
-    assert writer.take_reports() == ([], [(3, 1.0, 2.0, VALUE)])
+    reader.observe(0)
+    assert not writer.watches_runs
+
+
+def test_reports_are_taken_once(table: tuple[RunTable, RunReader]) -> None:
+    writer, _ = table
+    writer.runs.append((3, 1.0, 2.0, VALUE))
+    writer.note_failure(3, ("ValueError", "bad", "Traceback"))
+    writer.note_failure(4, None)
+    failure = (3, "ValueError", "bad", "Traceback")
+    assert writer.take_reports() == ([failure], [(3, 1.0, 2.0, VALUE)])
     assert writer.take_reports() == ([], [])
 
 
 def test_runs_beyond_the_bound_are_counted(table: tuple[RunTable, RunReader]) -> None:
     writer, reader = table
-    for position in range(EVENTS_SENT_MAX + 5):
-        writer.note_run(position, 1.0, 1.0, VALUE)
-    assert len(writer.take_reports()[1]) == EVENTS_SENT_MAX
+    reader.observe(10)
+    assert writer.watches_runs
+    assert [writer.may_report_run(1.0, 4) for _ in range(11)] == [True] * 10 + [False]
     assert (reader.take_left_out(), reader.take_left_out()) == (5, 0)
 
 

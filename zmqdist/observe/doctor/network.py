@@ -337,7 +337,7 @@ def client_of(address: str, credentials: Credentials, key: bytes = b"") -> ZmqCl
         the cluster's server key.
     """
     problems = []
-    for role in ("submit", "worker", "admin", "client"):
+    for role in ("submit", "worker", "admin", "client", "observe"):
         try:
             return ZmqClient(
                 address, "zmqdist doctor", security=credentials.client(address, role, key)

@@ -33,6 +33,7 @@ from zmqdist.events import Peer, Send
 from zmqdist.limits import (
     BUCKET_MIN_S,
     EVENTS_KEPT,
+    EVENTS_PER_S,
     FAILURE_MESSAGE_CHARS_MAX,
     FAILURES_SHOWN_MAX,
     FUNCTION_NAME_CHARS_MAX,
@@ -192,8 +193,8 @@ class Facts:
         self._names: OrderedDict[tuple[int, int], str] = OrderedDict()
         self._observed_until = 0.0
         self._asked_at = 0.0
-        self._ended: OrderedDict[int, Worked] = OrderedDict()
-        """The work of leases that have ended while a watcher asks, by lease."""
+        self._ended: OrderedDict[int, tuple[int, int, int, int]] = OrderedDict()
+        """(coordinator, work, attempt, fn) of leases that have ended while a watcher asks."""
 
     # -- names -------------------------------------------------------------------------------------
 
@@ -371,14 +372,15 @@ class Facts:
             later.append([*run[:7], *(at and at + to_unix_s for at in run[7:11]), *run[11:]])
         return later[::-1]
 
-    def observe(self, peers: Iterable[Peer], now: float) -> list[Send]:
+    def observe(self, peers: list[Peer], now: float) -> list[Send]:
         """Have the workers report each run for OBSERVED_S. Return the messages to send."""
         was_observed = self.is_observed(now)
         self._observed_until = now + OBSERVED_S
         if was_observed and now < self._asked_at + OBSERVED_S / 5:
             return []
         self._asked_at = now
-        return [Send(peer, Observe(OBSERVED_S)) for peer in peers]
+        share = max(1, EVENTS_PER_S // max(1, len(peers)))
+        return [Send(peer, Observe(OBSERVED_S, share)) for peer in peers]
 
     def is_observed(self, now: float) -> bool:
         if now < self._observed_until:
@@ -390,12 +392,14 @@ class Facts:
         self, leases: Mapping[int, Lease], outcomes: Iterable[tuple[int, int, bytes]]
     ) -> None:
         """Remember the work of leases that end now, while a watcher asks."""
-        for number, kind, _ in outcomes:
+        ended = self._ended
+        for number, _, _ in outcomes:
             lease = leases.get(number)
             if lease is not None:
-                self._ended[number] = self._worked(lease, kind)
-        while len(self._ended) > EVENTS_KEPT:
-            self._ended.popitem(last=False)
+                work, attempt, _, fn, _ = lease.item
+                ended[number] = lease.session.coordinator, work, attempt, fn
+        while len(ended) > EVENTS_KEPT:
+            ended.popitem(last=False)
 
     def _worked(self, lease: Lease, kind: int) -> Worked:
         work, attempt, _, _, _ = lease.item
@@ -441,4 +445,7 @@ class Facts:
         lease = leases.get(event.lease)
         if lease is not None:
             return self._worked(lease, event.kind)
-        return self._ended.pop(event.lease, None)
+        ended = self._ended.pop(event.lease, None)
+        if ended is None:
+            return None
+        return Worked(*ended[:3], self.name(ended[0], ended[3]), event.kind)

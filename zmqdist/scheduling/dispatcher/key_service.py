@@ -105,9 +105,13 @@ class KeyService:
         self._loop = loop
         self._router = router
         self._on_expelled = on_expelled
-        router.on(Join, self._handle_join, frozenset({JOINING, "client", "submit", "worker"}))
+        router.on(
+            Join, self._handle_join, frozenset({JOINING, "client", "observe", "submit", "worker"})
+        )
         for kind in (AskKey, NewKey):
-            router.on(kind, self._handle_message, frozenset({"client", "submit", "worker"}))
+            router.on(
+                kind, self._handle_message, frozenset({"client", "observe", "submit", "worker"})
+            )
         router.on_gone.append(self._note_disconnect)
         service.register("keys", self._list, inline=True, roles=frozenset())
         service.register("keys_token", self.open_join, inline=True, roles=frozenset())
@@ -172,7 +176,7 @@ class KeyService:
         ):
             raise errors.InvalidArgumentError(
                 f"{name[:100]!r} cannot join: wanted JOB:INDEX, as worker:3 or ps:0, or one of "
-                f"client, submit, admin"
+                f"client, observe, submit, admin"
             )
 
     # -- connections -------------------------------------------------------------------------------

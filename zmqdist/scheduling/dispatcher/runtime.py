@@ -212,6 +212,7 @@ class DispatcherRuntime(Generic[P]):
             frozenset({"submit"}),
         )
         router.on_gone.append(self._note_disconnect)
+        router.on_refused.append(self._note_refusal)
         self._relay = Relay(loop, router, self.broker.holder)
         service.register(RELAY, self._relay.read, roles=frozenset({"submit", "worker"}))
         questions = Questions(loop, router, service, self.broker.membership)
@@ -336,10 +337,15 @@ class DispatcherRuntime(Generic[P]):
             # disconnection from a PeerGone.
             if not self._router.send(effect.to, effect.message):  # type: ignore[arg-type]
                 self.undelivered += 1
+            if type(effect.message) is Refused:
+                self._note_refusal(effect.to, effect.message.message)
         due = self.broker.deadline
         if due != self._due:
             self._due = due
             self.loop.set_timer(self, due, self._tick)
+
+    def _note_refusal(self, peer: Any, reason: str) -> None:
+        self.broker.dispatch.facts.note_refusal(peer.name, reason, self.loop.now())
 
     def _tick(self) -> None:
         self._due = None
@@ -348,7 +354,7 @@ class DispatcherRuntime(Generic[P]):
     # -- RPC methods -------------------------------------------------------------------------------
 
     def _service(self) -> RpcService:
-        service = RpcService("dispatcher")
+        service = RpcService("dispatcher", is_observable=True)
         service.register("facts", self._facts, inline=True)
         service.register("shutdown", self.shutdown, inline=True, roles=frozenset({"submit"}))
         service.register("scale", self._scale, roles=frozenset({"submit"}))

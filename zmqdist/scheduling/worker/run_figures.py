@@ -23,13 +23,12 @@ from zmqdist import clock as time
 from zmqdist.limits import (
     BUCKET_MIN_S,
     BUCKETS,
-    EVENTS_SENT_MAX,
     FUNCTIONS_TOLD_APART_MAX,
 )
 from zmqdist.messages import FunctionFacts
 
 OBSERVED, BEGAN, WAITING, LEFT_OUT = range(4)
-"""Whether the worker wants a report of each run; when the run that goes on has begun, by the
+"""How many runs to report in a second; when the run that goes on has begun, by the
 monotonic clock; the number of calls that wait or run; the number of runs that were not reported."""
 HEAD_CELLS: Final = 8
 
@@ -87,29 +86,26 @@ class RunTable:
         self._cpu_s = self._cpu_read_at = 0.0
         self._rows: dict[tuple[int, int], int] = {}
         self._free = [HEAD_CELLS + row * ROW_CELLS for row in range(ROWS - 1, 0, -1)]
-        self._allowance = Allowance(EVENTS_SENT_MAX, EVENTS_SENT_MAX)
+        self._allowance = Allowance(0.0, 0.0)
         self.runs: list[Run] = []
         self.failures: list[Failure] = []
 
     @property
     def watches_runs(self) -> bool:
-        """Whether each run is reported."""
-        return self._cells[OBSERVED] != 0
+        """Whether runs are reported."""
+        self._allowance.per_s = self._allowance.at_once = per_s = self._cells[OBSERVED]
+        return per_s > 0
 
     def note_waiting(self, count: int) -> None:
         self._cells[WAITING] = count
 
-    def may_report_run(self, ended: float) -> bool:
-        """Return whether to report a run, and count it if not, because there were many."""
+    def may_report_run(self, ended: float, left: int = 0) -> bool:
+        """Return whether to report a run. If not, because there were many, count it, and the `left`
+        ones after it, as left out."""
         if self._allowance.take(ended):
             return True
-        self._cells[LEFT_OUT] += 1
+        self._cells[LEFT_OUT] += 1 + left
         return False
-
-    def note_run(self, position: int, began: float, ended: float, kind: int) -> None:
-        """Have a run reported, if `watches_runs`."""
-        if self.may_report_run(ended):
-            self.runs.append((position, began, ended, kind))
 
     def note_failure(self, position: int, texts: tuple[str, str, str] | None) -> None:
         """Have a failure reported."""
@@ -203,8 +199,8 @@ class RunReader:
         self._left_out = 0
         self.count = self.failed = 0
 
-    def observe(self, *, on: bool) -> None:
-        self._cells[OBSERVED] = on
+    def observe(self, runs_per_s: int) -> None:
+        self._cells[OBSERVED] = runs_per_s
 
     @property
     def began(self) -> float:
@@ -276,12 +272,12 @@ class Allowance:
     not happened for long."""
 
     def __init__(self, per_s: float, at_once: float) -> None:
-        self._per_s, self._at_once = per_s, at_once
+        self.per_s, self.at_once = per_s, at_once
         self._left = at_once
         self._at = 0.0
 
     def take(self, now: float) -> bool:
-        self._left = min(self._at_once, self._left + (now - self._at) * self._per_s)
+        self._left = min(self.at_once, self._left + (now - self._at) * self.per_s)
         self._at = now
         if self._left < 1:
             return False

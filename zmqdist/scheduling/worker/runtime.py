@@ -406,7 +406,7 @@ class WorkerRuntime(Generic[P]):
         elif isinstance(message, AskWorker):
             self._inside.answer(message)
         elif isinstance(message, Observe):
-            self._reports.observe(message.within_s)
+            self._reports.observe(message)
         else:
             self._handle(Heard(DISPATCHER, message))
 
@@ -624,8 +624,8 @@ class ThreadSlots:
             ended = time.monotonic()
             failed = kind == ERROR
             table.add(coordinator, fn, [ended - began], failed, len(payload), len(result), ended)
-            if table.watches_runs:
-                table.note_run(position, began, ended, kind)
+            if table.watches_runs and table.may_report_run(ended):
+                table.runs.append((position, began, ended, kind))
             if failed:
                 table.note_failure(position, last_failure.take())
             task_context.leave()

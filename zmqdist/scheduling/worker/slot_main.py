@@ -258,8 +258,8 @@ def _run_batch(
         now = time.monotonic()
         durations.append(now - began)
         bytes_in += len(payload)
-        if watches_runs:
-            table.note_run(position, began, now, kind)
+        if watches_runs and (watches_runs := table.may_report_run(now, items[-1][0] - position)):
+            table.runs.append((position, began, now, kind))
         if kind in (BULK, KEPT):
             bytes_out += sum(memoryview(part).nbytes for part in result)
             reporter.send_bulk(position, kind, result)

@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from zmqdist.limits import (
-    EVENTS_SENT_MAX,
     FACTS_S,
     FAILURES_AT_ONCE,
     FAILURES_PER_S,
@@ -27,6 +26,7 @@ from zmqdist.messages import (
     ActorFacts,
     FailureFacts,
     FunctionFacts,
+    Observe,
     SlotFacts,
     TaskEvent,
     WorkerFacts,
@@ -103,6 +103,7 @@ class WorkerReports:
         self._usage = _Usage()
         self._allowance = Allowance(FAILURES_PER_S, FAILURES_AT_ONCE)
         self._observed_until = 0.0
+        self._runs_per_s = 0
         self._functions: list[FunctionFacts] = []
         self._events: list[TaskEvent] = []
         self._left_out = 0
@@ -119,9 +120,10 @@ class WorkerReports:
         self._machine, self._slots, self._actors = machine, slots, actors
         self._tick()
 
-    def observe(self, within_s: float) -> None:
-        """Report each run for so many seconds."""
-        self._observed_until = self._loop.now() + within_s
+    def observe(self, message: Observe) -> None:
+        """Report runs for a while."""
+        self._observed_until = self._loop.now() + message.within_s
+        self._runs_per_s = message.runs_per_s
         self._tick()
 
     def take_runs(
@@ -170,7 +172,7 @@ class WorkerReports:
             self._note_run(TaskEvent(0, 0, ago_s, took_s, kind, method, coordinator, work, attempt))
 
     def _note_run(self, event: TaskEvent) -> None:
-        if len(self._events) < EVENTS_SENT_MAX:
+        if len(self._events) < self._runs_per_s:
             self._events.append(event)
         else:
             self._left_out += 1
@@ -187,8 +189,9 @@ class WorkerReports:
         if machine is None or not machine.contact.registered:
             return
         slots, actors = self._slots(), self._actors()
-        for table in (*(slot.runs for slot in slots), *(actor.runs for actor in actors)):
-            table.observe(on=observed)
+        tables = [slot.runs for slot in slots] + [actor.runs for actor in actors]
+        for table in tables:
+            table.observe(max(1, self._runs_per_s // len(tables)) if observed else 0)
         pids = {os.getpid(), *(slot.pid for slot in slots), *(actor.pid for actor in actors)}
         if self._usage.sample(pids, now):
             self._sample()
