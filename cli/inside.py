@@ -1,12 +1,15 @@
-"""`zmqdist stack` and `zmqdist logs`: what the processes of workers do now, and have written."""
+"""`zmqdist stack`, `profile` and `logs`: what the processes of workers do now, did for some seconds,
+and have written."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,7 +17,7 @@ import click
 from zmqdist.launch.connection import DispatcherClient
 from zmqdist.launch.log_follower import FROM_NOW, KEPT, WAIT_S, line_of
 from zmqdist.limits import ANSWER_S
-from zmqdist_cli.common import locate, printable, target_and, target_options
+from zmqdist_cli.common import Seconds, locate, printable, target_and, target_options
 
 
 @click.command(short_help="Show where the functions of a worker are in their code.")
@@ -32,6 +35,79 @@ def stack(words: tuple[str, ...], *, timeout_s: float, **secrets: Any) -> None:
         stacks = dispatcher.call("stack", worker, timeout_s=ANSWER_S + timeout_s)
     for process, text in stacks.items():
         click.echo(printable(f"{process}\n{text}\n", "\n"))
+
+
+@click.command(short_help="Record which functions take the time.")
+@click.argument("words", nargs=-1, metavar="[TARGET] [WORKER]")
+@click.option(
+    "--seconds",
+    type=Seconds(),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to record.",
+)
+@click.option(
+    "--output",
+    "-o",
+    default="profile.speedscope.json",
+    show_default=True,
+    metavar="FILE",
+    help="File to write.",
+)
+@target_options
+def profile(
+    words: tuple[str, ...], *, seconds: float, output: str, timeout_s: float, **secrets: Any
+) -> None:
+    """Record in which calls the slots, actors and data tasks of all workers are, or of one WORKER,
+    and write a flame graph for https://www.speedscope.app to a file.
+
+    TARGET is the host:port of a dispatcher, or the cluster file that `zmqdist launch` runs on this
+    host. You may leave it out if the environment variable ZMQDIST_CONFIG names a running cluster.
+    """
+    target, worker = target_and_worker(words)
+    with DispatcherClient(*locate(target, **secrets), "client", timeout_s) as dispatcher:
+        until_s = seconds + ANSWER_S + timeout_s
+        answer = dispatcher.call("profile", worker, seconds, timeout_s=until_s)
+    for problem in answer["failed"].values():
+        click.echo(printable(problem), err=True)
+    stacks = answer["stacks"]
+    Path(output).write_text(json.dumps(_speedscope(stacks, worker or "all workers")))
+    click.echo(f"{sum(stacks.values()):.3g} s in functions: open {output} at speedscope.app")
+    own_s: dict[str, float] = defaultdict(float)
+    for stack_names, stack_s in stacks.items():
+        own_s[stack_names.rpartition(";")[2]] += stack_s
+    for frame in sorted(own_s, key=own_s.__getitem__, reverse=True)[:FRAMES_SHOWN]:
+        click.echo(printable(f"{own_s[frame]:8.2f} s  {frame}"))
+
+
+FRAMES_SHOWN = 5
+
+
+def _speedscope(stacks: dict[str, float], name: str) -> dict[str, Any]:
+    """Return a profile in the file format of speedscope."""
+    frames: dict[str, int] = {}
+    samples = [
+        [frames.setdefault(frame, len(frames)) for frame in names.split(";")] for names in stacks
+    ]
+    places = [frame.removesuffix(")").rpartition(" (") for frame in frames]
+    return {
+        "$schema": "https://www.speedscope.app/file-format-schema.json",
+        "exporter": "zmqdist",
+        "name": name,
+        "shared": {"frames": [{"name": function, "file": file} for function, _, file in places]},
+        "profiles": [
+            {
+                "type": "sampled",
+                "name": name,
+                "unit": "seconds",
+                "startValue": 0,
+                "endValue": sum(stacks.values()),
+                "samples": samples,
+                "weights": list(stacks.values()),
+            }
+        ],
+    }
 
 
 @click.command(short_help="Show what functions have printed.")

@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "dashboard": ("dashboard", "Show a running cluster in the browser."),
     "stack": ("inside", "Show where the functions of a worker are in their code."),
     "metrics": ("metrics", "Serve the figures of a running cluster for Prometheus."),
+    "profile": ("inside", "Record which functions take the time."),
     "logs": ("inside", "Show what functions have printed."),
     "methods": ("call", "List the methods of a server."),
     "call": ("call", "Call a method of a server."),

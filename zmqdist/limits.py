@@ -259,6 +259,9 @@ a person reads; a million lines would fill the memory of programs that follow th
 LOG_BURST_LINES: Final = 5000
 """Lines of output that a worker takes from one of its processes at once."""
 
+PROFILE_S_MAX: Final = 600.0
+"""The longest profile. Each second costs up to a fifth of a core of its worker."""
+
 ANSWER_S: Final = 10.0
 """Seconds that a worker may take to answer a question about its inside, beyond the seconds that the
 question itself takes. Its loop answers in milliseconds, its processes in up to 8 s."""

@@ -269,6 +269,11 @@ class BoundChildren:
             child.read_left()
 
     @property
+    def zygote_pid(self) -> int:
+        """The pid of the process whose children the children are."""
+        return self._zygote.pid
+
+    @property
     def present(self) -> list[tuple[str, int]]:
         """The title and pid of each child that runs."""
         return [(child.title, child.pid) for child in self._children.values() if child.pid]

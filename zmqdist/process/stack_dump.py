@@ -17,6 +17,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import re
+import select
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ SIGNAL: Final = int(signal.SIGRTMAX) - 4
 """The signal for a dump: a real-time signal, because programs use the others, counted from the end,
 because libraries count from the beginning."""
 
+MASKS: Final = ("SigPnd", "ShdPnd", "SigBlk")
 FILE: Final = "zmqdist-stacks"
 POLL_S: Final = 0.0005
 
@@ -77,10 +79,12 @@ class StackReader:
         """
         until = time.monotonic() + timeout_s
         while not os.fstat(self._file).st_size or self._handles_signal():
+            if _has_ended(self._pidfd):
+                raise _ended(self.pid)
             if time.monotonic() > until:
                 raise UnavailableError(
                     f"process {self.pid} wrote no stack within {timeout_s:g} s: it is suspended, "
-                    f"or waits for a disk (state {_status(f'/proc/{self.pid}')['State']})"
+                    f"or waits for a disk (state {_status(f'/proc/{self.pid}').get('State')})"
                 )
             time.sleep(POLL_S)
         text = os.pread(self._file, os.fstat(self._file).st_size, 0).decode(errors="replace")
@@ -100,7 +104,7 @@ class StackReader:
         for task in _entries(self.pid, folder):
             status = _status(f"{folder}/{task}")
             if status:
-                yield task, {name: int(status[name], 16) for name in ("SigPnd", "ShdPnd", "SigBlk")}
+                yield task, {name: int(status.get(name, "0"), 16) for name in MASKS}
 
 
 @contextmanager
@@ -190,3 +194,9 @@ def _serves_not(pid: int) -> UnavailableError:
         f"process {pid} does not show its stacks: it is starting, has executed another program, or "
         f"its function has closed all files"
     )
+
+
+def _has_ended(pidfd: int) -> bool:
+    poll = select.poll()  # as `select.select` takes no descriptor above 1023
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))

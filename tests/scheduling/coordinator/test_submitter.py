@@ -239,7 +239,7 @@ def test_name_is_in_remote_traceback_and_log(
         with pytest.raises(ValueError, match="invalid literal") as caught:
             failed.result(20)
         name, first = str(caught.value.__cause__).splitlines()[2:4]
-        assert name.startswith("fold 3, attempt 1 on worker:0 (process ")
+        assert name.startswith("fold 3, attempt 1 on worker:")
         assert first == "Traceback (most recent call last):"
         unseen = coordinator.options(name="fold 4").submit(int, "y")
         until(unseen.done)

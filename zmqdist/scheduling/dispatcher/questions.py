@@ -10,6 +10,7 @@ Promises, checked by tests/scheduling/full/test_stacks.py
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from zmqdist import errors
-from zmqdist.limits import ANSWER_S
+from zmqdist.limits import ANSWER_S, PROFILE_S_MAX
 from zmqdist.messages import AskWorker, LogLine, Message, WorkerAnswer
 from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.scheduling.dispatcher.drain_report import not_registered
@@ -28,6 +29,7 @@ from zmqdist.transport.router import Peer, Router
 
 ANSWERS: Final[dict[str, msgspec.msgpack.Decoder[Any]]] = {
     "stack": msgspec.msgpack.Decoder(dict[str, str]),
+    "profile": msgspec.msgpack.Decoder(dict[str, float]),
     "logs": msgspec.msgpack.Decoder(tuple[int, list[LogLine]]),
 }
 """How the answer to each kind of question is decoded."""
@@ -58,6 +60,7 @@ class Questions:
         router.on(WorkerAnswer, self._answered, frozenset({"worker"}))
         router.on_gone.append(self._gone)
         service.register_later("stack", self._stack)
+        service.register_later("profile", self._profile)
 
     def _stack(self, call: PendingCall, worker: str) -> None:
         """Serve the RPC method `stack`: {process: text} of one worker."""
@@ -70,6 +73,30 @@ class Questions:
                 call.reply(answer)
 
         self.ask([self.member(worker)], "stack", finish)
+
+    def _profile(self, call: PendingCall, worker: str, seconds: float) -> None:
+        """Serve the RPC method `profile`: the seconds of each stack, of one worker or with "" of
+        all, and an error text for each worker that has failed to answer."""
+        if not 0 < seconds <= PROFILE_S_MAX:
+            raise errors.InvalidArgumentError(
+                f"a profile of {seconds:g} s: wanted more than 0, at most {PROFILE_S_MAX:g} s"
+            )
+
+        def finish(answers: Answers) -> None:
+            failed = {n: a for n, a in answers.items() if isinstance(a, errors.OpError)}
+            if failed and len(failed) == len(answers):
+                call.fail(next(iter(failed.values())))
+                return
+            stacks: dict[str, float] = defaultdict(float)
+            for name in answers.keys() - failed.keys():
+                for stack, stack_s in answers[name].items():
+                    stacks[stack] += stack_s
+            call.reply(
+                {"stacks": dict(stacks), "failed": {n: a.message for n, a in failed.items()}}
+            )
+
+        members = [self.member(worker)] if worker else self.members
+        self.ask(members, "profile", finish, seconds=seconds, takes_s=seconds)
 
     @property
     def members(self) -> list[Member]:

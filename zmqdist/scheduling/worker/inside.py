@@ -12,12 +12,8 @@ Promises, checked by tests/scheduling/full/test_stacks.py and test_logs.py
 
 from __future__ import annotations
 
-import os
-import sys
-import sysconfig
 import threading
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -26,10 +22,10 @@ from zmqdist import clock as time
 from zmqdist.background import in_background
 from zmqdist.errors import OpError, of_the_system
 from zmqdist.messages import AskWorker, LogLine, LogLines, Message, WorkerAnswer
-from zmqdist.process import zygote
 from zmqdist.process.bound_children import BoundChildren
-from zmqdist.process.stack_dump import Frame, parse_stacks, read_stacks
-from zmqdist.scheduling.worker import function_call
+from zmqdist.process.stack_dump import parse_stacks, read_stacks
+from zmqdist.scheduling.worker.profiles import record
+from zmqdist.scheduling.worker.stacks import stack_text, stacks_of_threads
 from zmqdist.transport.loop import Loop
 
 QUESTIONS_MAX: Final = 4
@@ -45,12 +41,6 @@ PUSH_S: Final = 0.1
 LOG_LINES_PUSHED: Final = 1000
 """Lines of one LogLines: ten times as many a second pass, and the book keeps a second's more."""
 LOG_LINES_ANSWERED: Final = 2000
-
-PACKAGE: Final = __file__[: -len(os.path.join("scheduling", "worker", "inside.py"))]
-STDLIB: Final = sysconfig.get_path("stdlib") + os.sep
-PACKAGES: Final = sysconfig.get_path("purelib") + os.sep
-
-IDLE: Final = "  waits for work"
 
 
 class Inside:
@@ -75,6 +65,7 @@ class Inside:
         self._pushes = False
         if children is not None:
             children.on_lines = self._note_lines
+        self._tree = 0 if children is None else children.zygote_pid
         self._reading = threading.Lock()
         """Held while a process is signalled and read, because a process has one file."""
 
@@ -122,7 +113,11 @@ class Inside:
     def _find(self, question: AskWorker, processes: list[tuple[str, int]] | None) -> None:
         payload, problem = b"", ""
         try:
-            payload = msgspec.msgpack.encode(self._stacks(processes))
+            if question.kind == "profile":
+                profile = record(question.seconds, self._present, self._tree, self._reading)
+                payload = msgspec.msgpack.encode(profile)
+            else:
+                payload = msgspec.msgpack.encode(self._stacks(processes))
         except Exception as error:
             named = error if isinstance(error, OpError) else of_the_system(error)
             problem = str(named or repr(error))
@@ -131,6 +126,11 @@ class Inside:
     def _answered(self, answer: WorkerAnswer) -> None:
         self._running -= 1
         self._send(answer)
+
+    def _present(self) -> list[tuple[str, int]] | None:
+        """Return the processes of the worker, from another thread."""
+        children = self._children
+        return None if children is None else self._loop.run(lambda: children.present)
 
     def _stacks(self, processes: list[tuple[str, int]] | None) -> dict[str, str]:
         if processes is None:
@@ -144,46 +144,3 @@ class Inside:
             except OpError as error:
                 texts[f"{name}, pid {pid}"] = f"  {error.message}"
         return texts
-
-
-def stacks_of_threads() -> Iterator[tuple[str, list[Frame]]]:
-    """Yield the name and the stack of each slot that is a thread of this process."""
-    frames = sys._current_frames()
-    for thread in threading.enumerate():
-        if thread.name.startswith("zmqdist-slot-") and thread.ident in frames:
-            walk = [*traceback.walk_stack(frames[thread.ident])][::-1]
-            stack = [Frame(f.f_code.co_filename, line, f.f_code.co_name) for f, line in walk]
-            yield f"slot {thread.name.rpartition('-')[2]}, thread {thread.native_id}", stack
-
-
-def stack_text(stacks: Sequence[list[Frame]]) -> str:
-    """Return the stacks of one process as text, the main thread first."""
-    parts = []
-    for number, stack in enumerate(stacks):
-        frames = own_frames(stack, is_main=number == 0)
-        lines = [f'  File "{f.file}", line {f.line or "?"}, in {f.function}' for f in frames]
-        if lines:
-            parts += ["  another thread:"] * (number > 0) + lines
-    return "\n".join(parts) or IDLE
-
-
-def own_frames(stack: list[Frame], *, is_main: bool) -> list[Frame]:
-    """Return the calls of the program in a stack: those below the run of a function; no call if the
-    thread waits for work, or belongs to zmqdist."""
-    for number, frame in enumerate(stack):
-        if frame.file == function_call.__file__ and frame.function in function_call.RUNS:
-            return stack[number + 1 :]
-        if frame.file == zygote.__file__ and frame.function == "_run_bound":
-            return own_frames(stack[number + 1 :], is_main=is_main)
-    foreign = [f for f in stack if not f.file.startswith(STDLIB) or f.file.startswith(PACKAGES)]
-    if is_main:
-        waits = not foreign or all(f.file.startswith(WAITING) for f in foreign)
-    else:
-        waits = bool(foreign) and foreign[0].file.startswith(PACKAGE)
-    return [] if waits else stack
-
-
-WAITING: Final = tuple(
-    PACKAGE + folder + os.sep for folder in ("process", os.path.join("scheduling", "worker"))
-)
-"""The folders of the code that waits for work in a slot and in an actor."""
