@@ -112,17 +112,16 @@ def _jax(_jax: Any, _: Any) -> dict[type, Rule]:
     def reduce_array(array: Any) -> tuple[Any, ...]:
         if len(array.devices()) > 1:
             return array.__reduce_ex__(5)  # type: ignore[no-any-return]
-        return _jax_array, (np.asarray(array), array.weak_type)
+        return _jax_array, (np.asarray(array),)
 
     return {sys.modules["jax._src.array"].ArrayImpl: reduce_array}  # `jax.Array` is its ABC
 
 
-def _jax_array(values: Any, weak_type: bool) -> Any:
+def _jax_array(values: Any) -> Any:
     """Rebuild an array of jax. Pickles refer to this function by its name."""
     import jax
 
-    array = jax.numpy.asarray(values)
-    return jax.lax.convert_element_type(array, array.dtype.type) if not weak_type else array
+    return jax.numpy.asarray(values)
 
 
 # -- polars and PIL --------------------------------------------------------------------------------
