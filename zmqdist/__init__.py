@@ -121,7 +121,8 @@ _MODULES = (
 )
 
 
-__getattr__ = lazy_names("zmqdist", _WHERE, _MODULES)
+if not TYPE_CHECKING:  # a wrong name is an error for type checkers
+    __getattr__ = lazy_names("zmqdist", _WHERE, _MODULES)
 
 __all__ = [
     "ClusterConfig",

@@ -35,7 +35,8 @@ _MODULES = {
 }
 
 
-__getattr__ = lazy_names("zmqdist.data", _MODULES, ("experimental", "service"))
+if not TYPE_CHECKING:  # a wrong name is an error for type checkers
+    __getattr__ = lazy_names("zmqdist.data", _MODULES, ("experimental", "service"))
 
 __all__ = [
     "AUTOTUNE",

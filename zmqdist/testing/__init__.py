@@ -43,7 +43,8 @@ _MODULES = {
 }
 
 
-__getattr__ = lazy_names("zmqdist.testing", _MODULES)
+if not TYPE_CHECKING:  # a wrong name is an error for type checkers
+    __getattr__ = lazy_names("zmqdist.testing", _MODULES)
 
 __all__ = [
     "MultiProcessRunner",

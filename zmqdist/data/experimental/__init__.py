@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 _WHERE = {"distributed_save": "zmqdist.data.service.snapshots.distributed_save"}
 
-__getattr__ = lazy_names("zmqdist.data.experimental", _WHERE, ("service",))
+if not TYPE_CHECKING:  # a wrong name is an error for type checkers
+    __getattr__ = lazy_names("zmqdist.data.experimental", _WHERE, ("service",))
 
 __all__ = [
     "AUTOTUNE",

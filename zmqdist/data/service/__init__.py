@@ -36,7 +36,8 @@ _MODULES = {
 }
 
 
-__getattr__ = lazy_names("zmqdist.data.service", _MODULES)
+if not TYPE_CHECKING:  # a wrong name is an error for type checkers
+    __getattr__ = lazy_names("zmqdist.data.service", _MODULES)
 
 __all__ = [
     "CrossTrainerCache",
