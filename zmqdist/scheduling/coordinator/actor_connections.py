@@ -56,6 +56,7 @@ class ActorConnections:
         )
         self._dealers[actor] = dealer
         dealer.connect()
+        self._examine_later(actor, dealer)
 
     def disconnect(self, actor: CalledActor) -> None:
         dealer = self._dealers.pop(actor, None)
