@@ -26,7 +26,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection
 from contextlib import closing
 from random import Random
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 from weakref import WeakSet
 
 from zmqdist import clock, errors
@@ -205,6 +205,14 @@ class Progress:
         return self.scheduled - self.resolved
 
 
+class WorkTrace(Protocol):
+    """What records work items for a trace."""
+
+    def submitted(self, work: Work) -> None: ...
+
+    def ended(self, works: list[Work]) -> None: ...
+
+
 class Listeners:
     """What other parts have the loop call.
 
@@ -215,6 +223,7 @@ class Listeners:
       streams: gets the values of generator functions from their slots.
       retries: the thread that calls `retry_if` of the program. A callback of the program may wait
         for it.
+      trace: what records submitted and ended work; None mostly.
       on_actor_found, on_actor_changed: return the functions to call with the answer to a search for
         an actor, and with an actor, its new state and the reason.
     """
@@ -225,6 +234,7 @@ class Listeners:
         self.names_of_resources: Callable[[], list[str]] = list
         self.retries = Callbacks("zmqdist-retries")
         self.streams: Streams
+        self.trace: WorkTrace | None = None
         self.on_actor_found: Callable[[], Callable[[ActorFound], object] | None] = lambda: None
         self.on_actor_changed: Callable[[], ActorWatcher | None] = lambda: None
 
@@ -367,6 +377,8 @@ class CoordinatorRuntime:
             self.progress.scheduled += 1
             self.queue.room -= 1
         self.outbox.append(work)
+        if self.listeners.trace is not None:
+            self.listeners.trace.submitted(work)
         return value
 
     def enqueue_call(self, call: MethodCall, extra: Extra | None) -> RemoteValue:
@@ -379,6 +391,8 @@ class CoordinatorRuntime:
             if not self.outbox:
                 self._loop.call_soon(self._drain)
             self.outbox.append(call)
+        if self.listeners.trace is not None:
+            self.listeners.trace.submitted(call)
         return value
 
     def packing_here(self) -> Packing | None:
@@ -805,6 +819,8 @@ class CoordinatorRuntime:
             ):
                 self.changed.notify_all()
         released.clear()  # without the lock, because finalizers of the program may run
+        if (trace := self.listeners.trace) is not None:
+            trace.ended([work for work, _, _ in items])
         unfinished = self.machine.unfinished
         if unfinished >= TRIM_WORTH_ITEMS:
             self.progress.heap_grown = True

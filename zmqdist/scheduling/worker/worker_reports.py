@@ -105,7 +105,7 @@ class WorkerReports:
         self._observed_until = 0.0
         self._runs_per_s = 0
         self._functions: list[FunctionFacts] = []
-        self._events: list[TaskEvent] = []
+        self._events: list[tuple[TaskEvent, float]] = []
         self._left_out = 0
         self._figures = WorkerFigures()
         self._last: object = None
@@ -157,9 +157,7 @@ class WorkerReports:
                 self._fail(FailureFacts(leases[position], pid, error, message, traceback))
         for position, began, ended, kind in runs:
             if position in leases:
-                self._note_run(
-                    TaskEvent(leases[position], slot, max(0.0, now - ended), ended - began, kind)
-                )
+                self._note_run(TaskEvent(leases[position], slot, 0.0, ended - began, kind), ended)
 
     def calls_reported(self, failures: Iterable[FailureFacts], runs: Iterable[CallRun]) -> None:
         """Take what an actor has reported about calls."""
@@ -168,12 +166,13 @@ class WorkerReports:
             if self._allowance.take(now):
                 self._fail(failure)
         for method, coordinator, work, attempt, began, ended, kind in runs:
-            ago_s, took_s = max(0.0, now - ended), ended - began
-            self._note_run(TaskEvent(0, 0, ago_s, took_s, kind, method, coordinator, work, attempt))
+            took_s = ended - began
+            event = TaskEvent(0, 0, 0.0, took_s, kind, method, coordinator, work, attempt)
+            self._note_run(event, ended)
 
-    def _note_run(self, event: TaskEvent) -> None:
+    def _note_run(self, event: TaskEvent, ended: float) -> None:
         if len(self._events) < self._runs_per_s:
-            self._events.append(event)
+            self._events.append((event, ended))
         else:
             self._left_out += 1
 
@@ -213,7 +212,8 @@ class WorkerReports:
             self._functions,
             [],
             actor_rows,
-            self._events,
+            # the age at the time of the report, which may be later than the end by a tick
+            [replace(event, ago_s=max(0.0, now - ended)) for event, ended in self._events],
             self._left_out,
         )
         self._functions, self._events, self._left_out = [], [], 0

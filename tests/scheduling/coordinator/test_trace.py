@@ -1,0 +1,141 @@
+"""The trace of a coordinator: valid whatever happens, and each run where it ran."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zmqdist as zd
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.scheduling.coordinator import trace as traces
+
+NASTY = '</script>"\\'
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def inverse(number: int) -> float:
+    return 1 / number
+
+
+class Counter:
+    def add(self, count: int) -> int:
+        return count
+
+
+@pytest.fixture
+def coordinator(cluster: zd.local_cluster) -> Iterator[ClusterCoordinator]:
+    with cluster.coordinator() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[zd.local_cluster]:
+    with zd.local_cluster(workers=2) as made:
+        yield made
+
+
+def events(path: Path, phase: str) -> list[dict[str, Any]]:
+    return [row for row in json.loads(path.read_text())["traceEvents"] if row["ph"] == phase]
+
+
+def test_runs_are_in_rows_of_slots(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    with coordinator.trace(path):
+        values = [coordinator.options(name=NASTY).submit(square, number) for number in range(20)]
+        coordinator.gather(values)
+    runs = [row for row in events(path, "X") if row["cat"] == "task"]
+    assert {row["args"]["work"] for row in runs} == {value.work for value in values}
+    assert {row["name"] for row in runs} == {NASTY}
+    assert {row["args"]["outcome"] for row in runs} == {"value"}
+    assert {row["args"]["attempt"] for row in runs} <= {1, 2}  # 2 if it moved to an idle worker
+    processes = {
+        row["pid"]: row["args"]["name"]
+        for row in events(path, "M")
+        if row["name"] == "process_name"
+    }
+    assert {processes[row["pid"]] for row in runs} <= {"worker:0", "worker:1"}
+    rows = {
+        (row["pid"], row["tid"]): row["args"]["name"]
+        for row in events(path, "M")
+        if row["name"] == "thread_name"
+    }
+    assert {rows[row["pid"], row["tid"]] for row in runs} == {"slot 0"}
+    starts = {row["id"]: row for row in events(path, "s")}
+    ends = {row["id"]: row for row in events(path, "f")}
+    assert len(starts) == 20
+    assert starts.keys() == ends.keys()
+    slack_us = 50_000  # of the two clocks
+    assert all(starts[flow]["ts"] <= ends[flow]["ts"] + slack_us for flow in starts)
+    for row in runs:
+        assert row["args"]["waited_ms"] > -50
+        assert row["args"]["ready_after_ms"] > -50
+
+
+def test_calls_of_actors_are_in_rows_of_classes(
+    coordinator: ClusterCoordinator, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.json"
+    counter = coordinator.actor(Counter)
+    counter.add(1).result()
+    with coordinator.trace(path):
+        value = counter.add(2)
+        value.result()
+    (call,) = [row for row in events(path, "X") if row["cat"] == "call"]
+    assert call["args"]["work"] == value.work
+    rows = [row for row in events(path, "M") if row.get("tid") == call["tid"]]
+    assert any("actor" in str(row["args"].get("name")) for row in rows)
+
+
+def test_error_of_program_leaves_a_valid_file(
+    coordinator: ClusterCoordinator, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.json"
+    with pytest.raises(ZeroDivisionError), coordinator.trace(path):
+        coordinator.submit(inverse, len(events(path, "X"))).result()  # it is valid now, too
+    (run,) = [row for row in events(path, "X") if row["cat"] == "task"]
+    assert run["args"]["outcome"] == "error"
+
+
+def test_file_is_bounded(
+    coordinator: ClusterCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traces, "RUNS_MAX", 5)
+    path = tmp_path / "run.json"
+    with coordinator.trace(path):
+        coordinator.gather(coordinator.map(square, range(12)))
+    assert len([row for row in events(path, "X") if row["cat"] == "task"]) == 5
+    assert json.loads(path.read_text())["otherData"]["work_left_out"] == 7
+
+
+def test_second_trace_is_refused(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
+    with (
+        coordinator.trace(tmp_path / "run.json"),
+        pytest.raises(errors.FailedPreconditionError, match="records a trace already"),
+        coordinator.trace(tmp_path / "other.json"),
+    ):
+        pass
+    with coordinator.trace(tmp_path / "other.json"):
+        pass
+
+
+def test_unwritable_path_fails_at_once(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), coordinator.trace(tmp_path / "no" / "run.json"):
+        pass
+    assert coordinator.submit(square, 2).result() == 4
+
+
+def test_lost_dispatcher_leaves_a_valid_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    with zd.local_cluster(workers=1) as cluster, cluster.coordinator() as coordinator:
+        with coordinator.trace(path):
+            coordinator.submit(square, 3).result()
+            cluster.dispatcher.stop()
+        assert [row["name"].rpartition(".")[2] for row in events(path, "X")][:1] == ["square"]
