@@ -71,8 +71,8 @@ from zmqdist.scheduling.coordinator.resources import Resources
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 from zmqdist.scheduling.coordinator.scattered import ScatteredValue
 from zmqdist.scheduling.coordinator.submitter import FunctionSnapshot, Submitter, TaskOptions
-from zmqdist.scheduling.coordinator.trace import Trace
 from zmqdist.scheduling.coordinator.work import Extra
+from zmqdist.scheduling.run_trace import Trace
 from zmqdist.scheduling.shared import own_cluster
 from zmqdist.transport.credentials import Credentials
 from zmqdist.wire import trusted

@@ -783,6 +783,9 @@ class CoordinatorRuntime:
         waiters: list[Any] = []
         released: list[Any] = []
         safe_only = self.target.form.safe_only
+        if (trace := self.listeners.trace) is not None:
+            # before a thread can see the end, because it may then end the trace
+            trace.ended([work for work, _, _ in items])
         with self.lock:
             resolved = len(items)
             for work, kind, payload in items:
@@ -819,8 +822,6 @@ class CoordinatorRuntime:
             ):
                 self.changed.notify_all()
         released.clear()  # without the lock, because finalizers of the program may run
-        if (trace := self.listeners.trace) is not None:
-            trace.ended([work for work, _, _ in items])
         unfinished = self.machine.unfinished
         if unfinished >= TRIM_WORTH_ITEMS:
             self.progress.heap_grown = True

@@ -7,7 +7,7 @@ Theory of operation
     both are joined by the number of the work item, on the clock of the dispatcher: its distance
     from the clock here is known within half of the shortest round trip.
 
-Promises, checked by tests/scheduling/coordinator/test_trace.py
+Promises, checked by tests/scheduling/test_run_trace.py
     T1  the file is valid from the beginning on, and complete however the program leaves the
         with-statement, whether or not the dispatcher still answers
     T2  at most RUNS_MAX runs and work items are in the file; it says how many were left out
