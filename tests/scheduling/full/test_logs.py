@@ -227,14 +227,15 @@ def test_follower_goes_on_after_the_dispatcher(
 def test_command_prints_the_lines_of_one_worker(cluster: zd.local_cluster) -> None:
     with cluster.coordinator() as coordinator:
         coordinator.submit(say, "mine").result()
-    assert run_here(*command(cluster, "worker:0")).out == "[worker-0] mine\n"
+    # the result may overtake the line
+    until(lambda: run_here(*command(cluster, "worker:0")).out == "[worker-0] mine\n")
     assert "no worker worker:5 is registered" in run_here(*command(cluster, "worker:5")).err
 
 
 def test_command_prints_json_lines(cluster: zd.local_cluster) -> None:
     with cluster.coordinator() as coordinator:
         coordinator.submit(write_junk).result()
-    (line,) = run_here(*command(cluster, "--json")).out.splitlines()
+    (line,) = until(lambda: run_here(*command(cluster, "--json")).out.splitlines())
     record = json.loads(line)
     assert record.pop("at").startswith("20")
     assert record == {
