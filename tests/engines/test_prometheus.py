@@ -131,6 +131,10 @@ def test_prometheus_reads_figures(prometheus: Prometheus, cluster: zd.local_clus
     assert prometheus.value("zmqdist_up") == 1
     assert prometheus.value('sum(zmqdist_workers{state="alive"})') == 2
     assert prometheus.value("sum(zmqdist_worker_slots)") == 2
+    runs = 'zmqdist_function_duration_seconds_count{function=~".*square"}'
+    eventually(lambda: prometheus.value(runs) == 200, runs, 60)
+    memory = "sum(zmqdist_worker_resident_memory_bytes)"
+    eventually(lambda: (prometheus.value(memory) or 0) > 1e6, memory, 60)
     assert prometheus.value('up{job="zmqdist"}') == 1
     assert prometheus.value('up{job="wrong"}') == 0
     names = prometheus.ask("metadata")

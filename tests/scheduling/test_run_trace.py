@@ -33,6 +33,12 @@ class Counter:
         return count
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the reports of workers however busy this host is."""
+    monkeypatch.setattr(traces, "LATE_S", 30.0)
+
+
 @pytest.fixture
 def coordinator(cluster: zd.local_cluster) -> Iterator[ClusterCoordinator]:
     with cluster.coordinator() as made:
