@@ -428,6 +428,15 @@ class WorkDescribed(Message, tag=36):
     resources: list[str]
 
 
+class ProgramFacts(Message, tag=37):
+    """How many work items of the program wait for their inputs, and the bytes of arguments and
+    values that the program holds: at most once a second, after a change."""
+
+    SENT = "coordinator -> dispatcher"
+    waits_for_input: _Count
+    held_bytes: _Count
+
+
 # -- dispatcher and worker -------------------------------------------------------------------------
 
 

@@ -222,6 +222,16 @@ def test_threads_have_figures_too() -> None:
         assert failure["message"] == "bad 1"
 
 
+def test_work_that_waits_for_input_is_counted(
+    cluster: zd.local_cluster, coordinator: ClusterCoordinator, tmp_path: Path
+) -> None:
+    first = coordinator.submit(hangs, tmp_path)
+    last = coordinator.submit(str, first)
+    until(lambda: [row for row in facts(cluster)["waiting"] if row["reason"] == "input"])
+    (tmp_path / "open").touch()
+    assert last.result(20) == "None"
+
+
 def test_program_has_name_and_pid(
     cluster: zd.local_cluster, coordinator: ClusterCoordinator
 ) -> None:

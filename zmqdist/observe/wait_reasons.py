@@ -13,7 +13,7 @@ REASONS: Final[Mapping[str, str]] = {
     "pinned": "waits for one worker",
     "resources": "waits for resources",
     "inputs_elsewhere": "waits for a worker on the host that has the inputs",
-    "input": "waits for results of other functions",
+    "input": "waits in its program for results of other functions, or for its next attempt",
     "nested_bound": "so many functions wait for others that only deeper work may begin",
     "ending_round": "an error has ended the round; functions that run are being ended",
 }

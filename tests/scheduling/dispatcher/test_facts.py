@@ -28,6 +28,7 @@ from zmqdist.messages import (
     FunctionFacts,
     Goodbye,
     Observe,
+    ProgramFacts,
     RegisterCoordinator,
     SlotFacts,
     SlotsLost,
@@ -303,9 +304,14 @@ def ending(broker: Broker) -> None:
     hear(broker, "c", EndRound(1, 5.0))
 
 
+def inputs(broker: Broker) -> None:
+    hear(broker, "c", ProgramFacts(7, 4096))
+
+
 @pytest.mark.parametrize(
     ("arrange", "count", "reason", "detail"),
     [
+        (inputs, 7, "input", ""),
         (no_worker, 2, "no_worker", ""),
         (all_busy, 2, "all_busy", ""),
         (handed_out, 1, "window", ""),

@@ -25,6 +25,7 @@ from _thread import get_ident
 from collections import Counter, deque
 from collections.abc import Callable, Collection
 from contextlib import closing
+from functools import partial
 from random import Random
 from typing import Any, Final, Protocol, TypeAlias
 from weakref import WeakSet
@@ -33,7 +34,7 @@ from zmqdist import clock, errors
 from zmqdist.addresses import join_address
 from zmqdist.callbacks import Callbacks
 from zmqdist.events import Heard, Send, Ticked
-from zmqdist.limits import ATTEMPTS_MAX, INLINE_BYTES_MAX
+from zmqdist.limits import ATTEMPTS_MAX, FACTS_S, INLINE_BYTES_MAX
 from zmqdist.messages import (
     CANCELLED,
     ERROR,
@@ -43,6 +44,7 @@ from zmqdist.messages import (
     DescribeWork,
     Goodbye,
     Message,
+    ProgramFacts,
     Read,
     Refused,
     Unsatisfied,
@@ -585,6 +587,15 @@ class CoordinatorRuntime:
             # the new dispatcher
             self.queue.room = 0
         self._handle(DispatcherUp())
+        self._tell_facts(ProgramFacts(0, 0))
+
+    def _tell_facts(self, told: ProgramFacts) -> None:
+        """Tell the dispatcher what only this program knows of its work, if it has changed."""
+        facts = ProgramFacts(self.machine.waiting, self.store.holdings.bytes)
+        if self.machine.registered and facts != told:
+            self._dealer.send(told := facts)
+        due = self._loop.now() + FACTS_S
+        self._loop.set_timer((self, "facts"), due, partial(self._tell_facts, told))
 
     def _handle_message(self, message: Message, _frames: list[memoryview]) -> None:
         if isinstance(message, Read):

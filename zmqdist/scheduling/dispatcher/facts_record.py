@@ -69,10 +69,7 @@ class FactsRecord:
             "functions": functions,
             "waiting": [asdict(row) for row in waiting],
             "waiting_more": waiting_more,
-            "coordinators": [
-                {**asdict(row), "waits_for_input": 0, "held_bytes": 0}
-                for row in snapshot.coordinators[:COORDINATORS_SHOWN_MAX]
-            ],
+            "coordinators": [asdict(row) for row in snapshot.coordinators[:COORDINATORS_SHOWN_MAX]],
             "coordinators_more": max(0, len(snapshot.coordinators) - COORDINATORS_SHOWN_MAX),
             "actors": [self._actor(row) for row in snapshot.actors[:ACTORS_SHOWN_MAX]],
             "actors_more": max(0, len(snapshot.actors) - ACTORS_SHOWN_MAX),

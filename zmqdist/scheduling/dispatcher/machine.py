@@ -111,6 +111,7 @@ from zmqdist.messages import (
     Leave,
     Members,
     Message,
+    ProgramFacts,
     QueueProgress,
     Refused,
     Register,
@@ -997,6 +998,7 @@ class CoordinatorRow:
       submitted, finished: the number of work items that it has submitted over this connection, and
         the number of those that have ended (without those that were cancelled before they began).
       functions: the number of functions that it has defined and not dropped.
+      waits_for_input, held_bytes: what the program has told of itself (ProgramFacts).
     """
 
     coordinator: int
@@ -1006,6 +1008,8 @@ class CoordinatorRow:
     submitted: int
     finished: int
     functions: int
+    waits_for_input: int = 0
+    held_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -1197,6 +1201,8 @@ class Broker:
                     sum(part.submitted for part in session.with_detached),
                     sum(part.finished for part in session.with_detached),
                     len(session.functions),
+                    session.program.waits_for_input,
+                    session.program.held_bytes,
                 )
                 for session in self.dispatch.sessions.values()
             ),
@@ -1270,6 +1276,9 @@ class Broker:
             case Define(functions, names):
                 session.functions.update(functions)
                 self.dispatch.facts.define(session.coordinator, functions, names)
+                return []
+            case ProgramFacts():
+                session.program = message
                 return []
             case Forget(_, functions, everywhere):
                 return self.dispatch.forget(session, functions, everywhere=everywhere)

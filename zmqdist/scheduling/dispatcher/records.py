@@ -33,7 +33,7 @@ from typing import Final, TypeAlias
 
 from zmqdist.events import Peer
 from zmqdist.limits import WORKER_WINDOW_MAX
-from zmqdist.messages import SUBMISSION_SHIFT, Forget, Granted, Item, Leased
+from zmqdist.messages import SUBMISSION_SHIFT, Forget, Granted, Item, Leased, ProgramFacts
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member
 from zmqdist.scheduling.shared import nested_bound
 from zmqdist.scheduling.shared.quantities import Grant, Quantities
@@ -225,6 +225,10 @@ class SessionQueue:
         return band
 
 
+UNTOLD: Final = ProgramFacts(0, 0)
+"""What a program has told of itself before it tells anything."""
+
+
 @dataclass(slots=True, eq=False)
 class CoordinatorSession:
     """The state of one coordinator's work, for one connection of the coordinator.
@@ -257,6 +261,7 @@ class CoordinatorSession:
         function's work.
       above: the leases of the functions that have scheduled each other down to this session.
       fenced: whether the function of this coordinator has ended or was cancelled (children.py).
+      program: what the program has told of itself.
     """
 
     coordinator: int
@@ -279,6 +284,7 @@ class CoordinatorSession:
     depth: int = 0
     above: tuple[int, ...] = ()
     fenced: bool = False
+    program: ProgramFacts = UNTOLD
 
     @property
     def queued(self) -> int:

@@ -44,6 +44,7 @@ from zmqdist.messages import (
     LeasesReturned,
     Leave,
     Message,
+    ProgramFacts,
     Refused,
     Register,
     RegisterCoordinator,
@@ -109,6 +110,7 @@ FROM_COORDINATORS = (
     FindActor,
     ActorKnown,
     WatchActor,
+    ProgramFacts,
 )
 
 

@@ -40,6 +40,8 @@ def waiting_rows(dispatch: Dispatch) -> tuple[tuple[WaitingRow, ...], int]:
                 if queue.bands:
                     reason, detail = _why_queued(dispatch, queue)
                     counts[session.coordinator, reason, detail] += queue.count
+        if session.program.waits_for_input:
+            counts[session.coordinator, "input", ""] += session.program.waits_for_input
         if dispatch.is_ending(session) and session.outstanding:
             counts[session.coordinator, "ending_round", ""] += session.outstanding
     for load in dispatch.loads.values():
