@@ -41,8 +41,8 @@ def reaches(source: str) -> dict[int, str]:
 
 
 def is_reach(node: ast.AST) -> bool:
-    if not isinstance(node, ast.Attribute) or not re.match(r"_(?!_)", node.attr):
-        return False
+    if not isinstance(node, ast.Attribute) or not re.match(r"_(?!_).*(?<!_)$", node.attr):
+        return False  # `_repr_html_` is a name of a protocol
     called = node.value.func if isinstance(node.value, ast.Call) else node.value
     owner = called.id if isinstance(called, ast.Name) else ""
     ours = owner in {"self", "cls", "super"} or (owner, node.attr) == ("os", "_exit")

@@ -14,6 +14,7 @@ from html import escape
 from typing import Any, Final, TextIO, TypeVar
 
 from zmqdist import clock as time
+from zmqdist.field_types import checked
 from zmqdist.html_repr import in_notebook
 from zmqdist.messages import KEPT, VALUE
 from zmqdist.scheduling.coordinator.completion import AsCompleted
@@ -31,6 +32,7 @@ LABEL_CHARS_MAX: Final = 40
 """The most characters of a label that the bar shows."""
 
 
+@checked
 def progress(
     values: Iterable[RemoteValue[T]],
     *,
@@ -70,6 +72,8 @@ def progress(
         completed = values
     else:
         completed = AsCompleted(values, timeout)
+    if file is not None and not hasattr(file, "isatty"):
+        raise TypeError(f"file is {file!r:.100}, wants an open text file, or None")
     output = sys.stderr if file is None else file
     display: Display = _bar if output.isatty() else _lines
     if file is None and in_notebook():

@@ -169,7 +169,7 @@ def test_flood_neither_stops_a_slot_nor_fills_memory(
     assert captured.out.count(f"line {FLOOD - 1}\n") == 1
 
 
-def test_without_logs_the_streams_are_shared(capfd: pytest.CaptureFixture[str]) -> None:
+def test_streams_are_shared_without_logs(capfd: pytest.CaptureFixture[str]) -> None:
     with zd.local_cluster(workers=1, logs=False) as cluster, cluster.coordinator() as coordinator:
         coordinator.submit(say, "plain").result()
     assert "plain" in capfd.readouterr().out.splitlines()
@@ -265,7 +265,7 @@ def test_command_follows(cluster: zd.local_cluster, coordinator: ClusterCoordina
         follower.stdout.close()
 
 
-def test_program_that_fell_behind_is_told(
+def test_slow_program_is_told_what_it_missed(
     cluster: zd.local_cluster, coordinator: ClusterCoordinator, captured: Captured
 ) -> None:
     coordinator.submit(say, "one", "two", "three").result()

@@ -991,6 +991,7 @@ class ClusterCoordinator:
         figures = {name: metrics.get_metric_summary(name) for name in metrics.names()}
         return {**figures, "workers": {row["name"]: row for row in rows}}
 
+    @checked
     def trace(self, path: str | os.PathLike[str]) -> Trace:
         """Record in a with-statement what the functions and actors of this coordinator do, and
         where, and write it to the file `path`, for https://ui.perfetto.dev or chrome://tracing.

@@ -186,7 +186,7 @@ def test_stopped_worker_leaves_no_second_actor(
         assert recorder.record(1).result(30) == 1
 
 
-def test_unsent_call_ends_when_worker_and_dispatcher_die_together(
+def test_unsent_call_ends_when_worker_and_dispatcher_die(
     port: int, start_worker: StartWorker, start_dispatcher: StartDispatcher, tmp_path: Path
 ) -> None:
     """The next dispatcher knows nothing of the worker, and would wait for it for a minute; that
