@@ -265,7 +265,7 @@ def test_command_follows(cluster: zd.local_cluster, coordinator: ClusterCoordina
         follower.stdout.close()
 
 
-def test_slow_program_is_told_what_it_missed(
+def test_slow_program_hears_what_it_missed(
     cluster: zd.local_cluster, coordinator: ClusterCoordinator, captured: Captured
 ) -> None:
     coordinator.submit(say, "one", "two", "three").result()
