@@ -43,6 +43,7 @@ def test_cluster_kinds_share_attributes(local: zd.local_cluster, connected: Clus
         "config",
         "coordinator",
         "credentials",
+        "dashboard_url",
         "scale",
         "status",
         "target",

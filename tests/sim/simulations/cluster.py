@@ -36,6 +36,7 @@ from zmqdist.messages import (
     StealRequest,
 )
 from zmqdist.scheduling.coordinator.options import PLAIN, WorkOptions
+from zmqdist.scheduling.dispatcher.facts_record import FactsRecord
 from zmqdist.scheduling.dispatcher.machine import Broker
 from zmqdist.scheduling.dispatcher.machine import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member
@@ -52,6 +53,12 @@ FAULTS = (
     "memory",
     *("dispatcher", "coordinator", "cancel", "cancel", "take back", "take back"),
 )
+
+
+EVENTS_A_RECORD = 40
+"""The record of facts is checked after so many events of the dispatcher."""
+
+RINGS = ("failures", "slot_deaths", "refusals")
 
 
 class SimCluster:
@@ -105,6 +112,7 @@ class SimCluster:
         self._connections: dict[SimConnection, Callable[[Message], None]] = {}
         self._known: dict[SimConnection, set[tuple[int, int]]] = {}
         self._tick_at: float | None = None
+        self._events = 0
         self._calm = False
         self.can_kill = can_kill
         self.start_dispatcher()
@@ -140,6 +148,7 @@ class SimCluster:
     def start_dispatcher(self) -> None:
         self.incarnation = next(self._incarnations)
         self.broker = Broker(self.settings, first_lease=self.incarnation << 40)
+        self.record = FactsRecord(self.broker)
         self.dispatcher_up = True
         self.log("dispatcher starts")
 
@@ -289,6 +298,9 @@ class SimCluster:
             self._check_release(connection, message)
             connection.send_down(message)
         self._check_members(event)
+        self._events += 1
+        if self._events % EVENTS_A_RECORD == 0:
+            self._check_facts()
         at = self.broker.deadline
         if at is not None and at != self._tick_at:
             self._tick_at = at
@@ -554,6 +566,18 @@ class SimCluster:
                 assert connection in self.broker.membership.by_peer or worker.machine.leaving, (
                     f"membership P4: {worker.key} was lost while its connection stood, at {event}"
                 )
+
+    def _check_facts(self) -> None:
+        """Check that the record counts what is in the queues, and gives each item a reason."""
+        record = self.record.make(0, timeline=True, now=self.clock.now, to_unix_s=0.0)
+        not_queued = {"away", "ending_round", "input", "window"}
+        reasons = sum(row["count"] for row in record["waiting"] if row["reason"] not in not_queued)
+        assert reasons == record["queued"], "facts: the reasons are not of all that waits"
+        members = self.broker.membership.members
+        assert len(record["workers"]) == len(members), "facts: a worker is missing"
+        numbers = [row["seq"] for name in RINGS for row in record[name]]
+        assert len({*numbers}) == len(numbers), "facts P2: two entries have one number"
+        assert all(number < record["next"] for number in numbers), "facts P2: a number to come"
 
     def _check_nothing_left(self) -> None:
         snapshot = self.broker.snapshot()
