@@ -589,13 +589,13 @@ class CoordinatorRuntime:
         self._handle(DispatcherUp())
         self._tell_facts(ProgramFacts(0, 0))
 
-    def _tell_facts(self, told: ProgramFacts) -> None:
+    def _tell_facts(self, last: ProgramFacts) -> None:
         """Tell the dispatcher what only this program knows of its work, if it has changed."""
         facts = ProgramFacts(self.machine.waiting, self.store.holdings.bytes)
-        if self.machine.registered and facts != told:
-            self._dealer.send(told := facts)
+        if self.machine.registered and facts != last:
+            self._dealer.send(last := facts)
         due = self._loop.now() + FACTS_S
-        self._loop.set_timer((self, "facts"), due, partial(self._tell_facts, told))
+        self._loop.set_timer((self, "facts"), due, partial(self._tell_facts, last))
 
     def _handle_message(self, message: Message, _frames: list[memoryview]) -> None:
         if isinstance(message, Read):
