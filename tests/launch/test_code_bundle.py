@@ -94,7 +94,7 @@ def test_secrets_and_outer_files_left_out_by_name(project: Path, tmp_path: Path)
     ]
     assert f"; without link.txt (a link out of {project})" in bundle.describe()
     assert (
-        "; without keys/admin.key, keys/client.key, keys/server.key, ... (a secret by its name)"
+        "; without keys/admin.key, keys/client.key, keys/observe.key, ... (a secret by its name)"
         in bundle.describe()
     )
     assert ("a secret by its name", "prod.env") in bundle.left_out

@@ -395,7 +395,8 @@ PUBLIC_NAMES = {
     ClusterCoordinator: """
         actor actors as_completed cancel_all close create_per_worker_dataset create_per_worker_resource
         credentials done failures fetch gather get_actor imap join kill map metrics options per_slot
-        remove_worker run scale_workers scatter schedule snapshot stream submit target wait workers
+        remove_worker run scale_workers scatter schedule slots snapshot stream submit target trace wait
+        workers
     """,
     Submitter: "actor actors imap map options run stream submit",
 }
