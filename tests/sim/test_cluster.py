@@ -33,6 +33,11 @@ def test_input_for_work_that_ends_in_the_same_event_is_dropped() -> None:
     simulate(701_119, can_kill=False)
 
 
+def test_recomputation_of_a_dropped_value_is_not_submitted() -> None:
+    """It is queued, and unsent, when the program drops the value."""
+    simulate(2_108_125)
+
+
 def test_functions_run_once_without_faults() -> None:
     cluster = simulate(3, faults=0, works=200)
     assert len(cluster.oracle.runs) == 400

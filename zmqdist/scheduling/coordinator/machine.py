@@ -800,7 +800,7 @@ class CoordinatorMachine:
             del self.works[number]
             self._move(work, SUCCEEDED)
         elif extra.value_attempt >= 0:
-            if work.state in ATTEMPTED or extra.dependents:
+            if work.state in AWAITING_RESULT or extra.dependents:
                 extra.is_dropped = True
             else:
                 self._discard(work)
