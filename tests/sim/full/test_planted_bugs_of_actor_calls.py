@@ -135,7 +135,11 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     ("calls are sent again after a reconnect", around(CalledActors, "connected", sent_again), "K2"),
     ("a lost call says that it was not executed", lost(False), "K3: maybe"),
     ("a call that was not sent says that it may have run", lost(True), "K3: maybe"),
-    ("a handle keeps the address of the dead process", first_address, "never ends"),
+    (
+        "a handle keeps the address of the dead process",
+        first_address,
+        ("never ends", "another actor listens here"),
+    ),
     (
         "a cancelled call is still on the way",
         around(CalledActors, "left", left_behind),
