@@ -28,8 +28,8 @@ def streams(*ignored):
 
 large = zd.freeze(np.zeros(300_000))
 with zd.local_cluster(workers=1, ps=1) as cluster, zd.coordinator.ClusterCoordinator(cluster) as coordinator:
-    # A worker reads the standard error of its slots through a pipe.
-    found = [streams(), coordinator.schedule(streams, (large,)).get()[:2]]
+    # A worker reads what its slots write through pipes.
+    found = [streams(), coordinator.schedule(streams, (large,)).get()[:1]]
     for pid in cluster.pids.values():
         found.append([os.readlink(f"/proc/{pid}/fd/{number}") for number in range(3)])
     strategy = zd.ParameterServerStrategy(cluster)
