@@ -46,6 +46,19 @@ class Seconds(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gener
         return seconds
 
 
+def interval_option(help_text: str) -> Callable[[Any], Any]:
+    """Return the option `--interval` of a command that asks a dispatcher again and again."""
+    return click.option(
+        "--interval",
+        "interval_s",
+        type=Seconds(),
+        default=1.0,
+        show_default=True,
+        metavar="SECONDS",
+        help=help_text,
+    )
+
+
 def grace_option(help: str) -> Callable[[F], F]:
     """Return the option --grace, for a command that stops processes or work. `help` is the help
     text of the option."""

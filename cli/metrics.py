@@ -13,7 +13,7 @@ import click
 
 from zmqdist.errors import UnavailableError
 from zmqdist.launch.connection import DispatcherClient
-from zmqdist_cli.common import Seconds, locate, target_options
+from zmqdist_cli.common import interval_option, locate, target_options
 
 if TYPE_CHECKING:
     from zmqdist.transport.credentials import Credentials
@@ -35,15 +35,7 @@ if TYPE_CHECKING:
 )
 @click.option("--tls-cert", metavar="FILE", help="Certificate with its chain, in PEM, for HTTPS.")
 @click.option("--tls-key", metavar="FILE", help="Key of the certificate, in PEM.")
-@click.option(
-    "--interval",
-    "interval_s",
-    type=Seconds(),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Shortest time between two questions to the dispatcher, however many scrape.",
-)
+@interval_option("Shortest time between two questions to the dispatcher, however many scrape.")
 @target_options
 def metrics(
     target: str | None,

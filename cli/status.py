@@ -12,7 +12,7 @@ import click
 
 from zmqdist.errors import needs
 from zmqdist.launch.connection import DispatcherClient
-from zmqdist_cli.common import Seconds, locate, target_options
+from zmqdist_cli.common import interval_option, locate, target_options
 
 SCREEN: Final = "'zmqdist[top]'"
 """The package with the extra of the live screen."""
@@ -43,15 +43,7 @@ def _print(record: dict[str, Any], *, as_json: bool) -> None:
 
 @click.command(short_help="Show the workers, queues and lost workers of a dispatcher, live.")
 @click.argument("target", required=False)
-@click.option(
-    "--interval",
-    "interval_s",
-    type=Seconds(),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time between two updates.",
-)
+@interval_option("Time between two updates.")
 @click.option("--json", "as_json", is_flag=True, help="Print one record as JSON and end.")
 @target_options
 def top(

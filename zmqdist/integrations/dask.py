@@ -23,12 +23,10 @@ try:
 except ImportError as error:
     raise ImportError(errors.needs("zmqdist.integrations.dask", "dask>=2024.12")) from error
 
-
 from zmqdist.scheduling.coordinator.coordinator import (
     ClusterCoordinator,
-    IndependentCoordinator,
+    independent_coordinator,
 )
-from zmqdist.scheduling.shared import own_cluster
 
 
 def dask_scheduler(target: Any = None, **options: Any) -> Callable[..., Any]:
@@ -46,8 +44,7 @@ def dask_scheduler(target: Any = None, **options: Any) -> Callable[..., Any]:
     Raises:
       FailedPreconditionError: there is no target.
     """
-    inside = target is None and own_cluster.present() is not None
-    coordinator = ClusterCoordinator() if inside else IndependentCoordinator(target)
+    coordinator = independent_coordinator(target)
 
     def get(graph: Any, keys: Any, **_: Any) -> Any:
         tasks = graph if isinstance(graph, Mapping) else graph.__dask_graph__()

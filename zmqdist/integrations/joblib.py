@@ -30,7 +30,7 @@ except ImportError as error:
 from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.scheduling.coordinator.coordinator import (
     ClusterCoordinator,
-    IndependentCoordinator,
+    independent_coordinator,
 )
 from zmqdist.scheduling.shared import own_cluster
 
@@ -94,11 +94,7 @@ class ZmqdistBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     def _connected(self) -> ClusterCoordinator:
         with self._lock:
             if self._coordinator is None:
-                # a function has one coordinator, whose work ends with it
-                own = own_cluster.present() is not None
-                self._coordinator = (
-                    ClusterCoordinator() if own else IndependentCoordinator(self._target)
-                )
+                self._coordinator = independent_coordinator(self._target)
             return self._coordinator
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
@@ -130,7 +126,11 @@ class ZmqdistBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     def submit(self, func: Any, callback: Callable[[Any], object] | None = None) -> Any:
         work = self._connected().options(**self._options)
         items = [
-            (fn, [self._once(value) for value in args], self._once_each(kwargs))
+            (
+                fn,
+                [self._once(value) for value in args],
+                {name: self._once(value) for name, value in kwargs.items()},
+            )
             for fn, args, kwargs in func.items
         ]
         nested = self.get_nested_backend()
@@ -144,9 +144,6 @@ class ZmqdistBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         value.exception()  # joblib raises the first error only, and the others are no surprise
         if callback is not None:
             callback(value)
-
-    def _once_each(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {name: self._once(value) for name, value in kwargs.items()}
 
     def _once(self, value: Any) -> Any:
         """Return a large value as a RemoteValue that functions share, any other as it is."""

@@ -1171,6 +1171,14 @@ class IndependentCoordinator(ClusterCoordinator):
     _rounds = False
 
 
+def independent_coordinator(target: Any) -> ClusterCoordinator:
+    """Return a coordinator for a library: in a function without a target the function's own, whose
+    work ends with the function; otherwise one without rounds."""
+    if target is None and own_cluster.present() is not None:
+        return ClusterCoordinator()
+    return IndependentCoordinator(target)
+
+
 class OwnCoordinator(ClusterCoordinator):
     """What `ClusterCoordinator()` returns in a scheduled function: the one coordinator of the slot,
     on the slot's own cluster. The work of each function is a session of its own. `close` and the
