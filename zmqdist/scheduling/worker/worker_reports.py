@@ -66,7 +66,7 @@ class ActorAtWork(NamedTuple):
 
 
 class _Usage:
-    """The memory and processor time of processes, read at most every PROCESS_SAMPLE_S."""
+    """The memory and processor time of processes, read each PROCESS_SAMPLE_S, and at their begin."""
 
     def __init__(self) -> None:
         self._at = 0.0
@@ -74,17 +74,20 @@ class _Usage:
         self.by_pid: dict[int, tuple[int, float]] = {}
 
     def sample(self, pids: Iterable[int], now: float) -> bool:
-        """Read the figures of these processes if it is time. Return whether it was."""
-        if now < self._at + PROCESS_SAMPLE_S:
-            return False
-        elapsed_s, self._at = now - self._at, now
-        before, self._cpu_s, self.by_pid = self._cpu_s, {}, {}
+        """Read the figures of these processes if it is time, and those of new ones in any case.
+        Return whether it was time."""
+        due = now >= self._at + PROCESS_SAMPLE_S
+        before = self._cpu_s
+        if due:
+            elapsed_s, self._at = now - self._at, now
+            self._cpu_s, self.by_pid = {}, {}
         for pid in pids:
-            rss, cpu_s = usage(pid)
-            used_s = cpu_s - before.get(pid, cpu_s)
-            self._cpu_s[pid] = cpu_s
-            self.by_pid[pid] = rss, round(100 * max(0.0, used_s) / elapsed_s, 1)
-        return True
+            if pid not in self.by_pid:
+                rss, cpu_s = usage(pid)
+                used_s = cpu_s - before.get(pid, cpu_s)
+                self._cpu_s[pid] = cpu_s
+                self.by_pid[pid] = rss, round(100 * max(0.0, used_s) / elapsed_s, 1) if due else 0.0
+        return due
 
 
 class WorkerReports:
