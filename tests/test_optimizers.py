@@ -9,29 +9,41 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zmqdist.optimizers import PIECE, SGD, Adagrad, Adam, Momentum, Optimizer, summed
+from zmqdist.optimizers import SGD, Adagrad, Adam, Momentum, Optimizer, RMSprop, schedules
 from zmqdist.specs import IndexedSlices
+from zmqdist.update_rules import PIECE, summed
 
 ALL = [
     SGD(0.1),
     Momentum(0.1, 0.8),
     Momentum(0.1, 0.8, nesterov=True),
+    SGD(0.1, 0.8, nesterov=True),
+    SGD(schedules.ExponentialDecay(0.1, 5, 0.5), 0.8),
     Adagrad(0.1),
+    RMSprop(0.1, 0.8),
+    RMSprop(0.1, 0.8, 0.5, centered=True),
     Adam(0.1, 0.8, 0.9),
 ]
 
 
 def reference(optimizer: Optimizer, x: float, grads: list[float]) -> float:
     """One element, by the formula that the class tells."""
-    rate = optimizer.learning_rate
-    a, b = getattr(optimizer, "initial_accumulator_value", 0.0), 0.0
+    a, b, c = getattr(optimizer, "initial_accumulator_value", 0.0), 0.0, 0.0
     for t, g in enumerate(grads, 1):
+        scheduled = optimizer.learning_rate
+        rate = scheduled if isinstance(scheduled, float) else scheduled(t - 1)
         match optimizer:
-            case SGD():
-                x -= rate * g
-            case Momentum(momentum=momentum, nesterov=nesterov):
+            case (
+                SGD(momentum=momentum, nesterov=nesterov)
+                | Momentum(momentum=momentum, nesterov=nesterov)
+            ):
                 a = momentum * a - rate * g
                 x += momentum * a - rate * g if nesterov else a
+            case RMSprop(rho=rho, momentum=momentum, epsilon=epsilon, centered=centered):
+                a = rho * a + (1 - rho) * g * g
+                b = rho * b + (1 - rho) * g if centered else 0.0
+                c = momentum * c + rate * g / math.sqrt(a - b * b + epsilon)
+                x -= c
             case Adagrad(epsilon=epsilon):
                 a += g * g
                 x -= rate * g / math.sqrt(a + epsilon)
@@ -109,7 +121,9 @@ def test_shapes_and_float32_are_kept(shape: tuple[int, ...], optimizer: Optimize
 
 @pytest.mark.parametrize("optimizer", ALL, ids=repr)
 def test_optimizer_survives_wire(optimizer: Optimizer) -> None:
-    assert Optimizer.from_wire(*optimizer.to_wire()) == optimizer
+    rule = Optimizer.from_wire(*optimizer.to_wire())
+    assert vars(rule) == vars(optimizer)
+    assert type(rule) is type(optimizer).__bases__[0]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +135,8 @@ def test_optimizer_survives_wire(optimizer: Optimizer) -> None:
         (lambda: Adam(beta_1=1), "beta_1 is 1, wants a number from 0 to below 1"),
         (lambda: Momentum(nesterov=1), "nesterov is 1, wants True or False"),  # type: ignore[arg-type]
         (lambda: Optimizer.from_wire("Best", {}), "no optimizer 'Best'"),
-        (lambda: Optimizer().to_wire(), "is none of SGD, Momentum, Adagrad, Adam"),
+        (lambda: Optimizer().to_wire(), "is none of SGD, Momentum, Adagrad, RMSprop, Adam"),
+        (lambda: type("SGD", (SGD,), {})().to_wire(), "is none of SGD, Momentum"),
         (lambda: Optimizer.from_wire("SGD", {"beta": 1}), "no optimizer 'SGD' with"),
     ],
 )
@@ -137,3 +152,44 @@ def test_rows_of_same_index_are_summed() -> None:
         2: [6, 7],
         3: [4, 6],
     }
+
+
+RATES = [
+    (schedules.ExponentialDecay(0.1, 4, 0.5), {0: 0.1, 2: 0.1 * 0.5**0.5, 8: 0.025}),
+    (schedules.ExponentialDecay(0.1, 4, 0.5, staircase=True), {3: 0.1, 4: 0.05, 7: 0.05}),
+    (schedules.InverseTimeDecay(0.1, 4, 1.0), {0: 0.1, 4: 0.05, 2: 0.1 / 1.5}),
+    (schedules.InverseTimeDecay(0.1, 4, 1.0, staircase=True), {3: 0.1, 4: 0.05}),
+    (schedules.PolynomialDecay(0.1, 4, 0.02, 2.0), {0: 0.1, 2: 0.04, 4: 0.02, 9: 0.02}),
+    (schedules.PolynomialDecay(0.1, 4, 0.0, cycle=True), {4: 0.0, 6: 0.025, 8: 0.0}),
+    (schedules.PiecewiseConstantDecay([1, 3], [0.3, 0.2, 0.1]), {1: 0.3, 2: 0.2, 3: 0.2, 4: 0.1}),
+    (schedules.CosineDecay(0.1, 4, 0.5), {0: 0.1, 2: 0.075, 4: 0.05, 9: 0.05}),
+    (schedules.CosineDecay(0.0, 4, 0.0, 0.2, 2), {0: 0.0, 1: 0.1, 2: 0.2, 4: 0.1, 6: 0.0}),
+]
+
+
+@pytest.mark.parametrize(("schedule", "rates"), RATES)
+def test_schedule_gives_rate_of_step(
+    schedule: schedules.LearningRateSchedule, rates: dict[int, float]
+) -> None:
+    back = schedules.LearningRateSchedule.from_wire(*schedule.to_wire())
+    assert back == schedule
+    assert {step: back(step) for step in rates} == pytest.approx(rates)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: schedules.ExponentialDecay(-1, 2, 3), "initial_learning_rate is -1, wants a fin"),
+        (lambda: schedules.ExponentialDecay(1, 0, 3), "decay_steps is 0, wants a number above 0"),
+        (lambda: schedules.CosineDecay(1, 2, "x"), "alpha is 'x', wants a finite"),  # type: ignore[arg-type]
+        (lambda: schedules.ExponentialDecay(1, 2, 3, 1), "staircase is 1, wants True or False"),  # type: ignore[arg-type]
+        (lambda: schedules.PiecewiseConstantDecay([2, 1], [1, 1, 1]), "list of increasing num"),
+        (lambda: schedules.PiecewiseConstantDecay([2], [1]), "1 boundaries need one value more"),
+        (lambda: schedules.PiecewiseConstantDecay([2], 1), "values is 1, wants a list"),  # type: ignore[arg-type]
+        (lambda: schedules.LearningRateSchedule.from_wire("X", []), "no schedule 'X' with 0"),
+        (lambda: SGD(schedules.LearningRateSchedule()).to_wire(), "LearningRateSchedule is none"),
+    ],
+)
+def test_wrong_schedule_is_refused_at_construction(make: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        make()

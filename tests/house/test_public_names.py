@@ -108,7 +108,9 @@ PINNED: dict[str, frozenset[str]] = {
             "service",
         }
     ),
-    "zmqdist.optimizers": frozenset({"Adagrad", "Adam", "Momentum", "Optimizer", "SGD"}),
+    "zmqdist.optimizers": frozenset(
+        {"Adagrad", "Adam", "Momentum", "Optimizer", "RMSprop", "SGD", "schedules"}
+    ),
     "zmqdist.random": frozenset({"set_seed"}),
     "zmqdist.data.service": frozenset(
         {

@@ -312,6 +312,7 @@ ANYTHING: Final = {
 """Parameters that take an object of any kind."""
 
 DUCKS: Final = {
+    "Checkpoint.root": "variables are added to the structure later: `save` checks it",
     "CheckpointManager.checkpoint": "variables are added to the structure later: `save` checks it",
     "ClusterCoordinator.gather.values": "any structure with RemoteValues",
     "ClusterCoordinator.scale_workers.count": "the launcher checks it",
@@ -335,6 +336,7 @@ DUCKS: Final = {
 """Other parameters that take any object, and why."""
 
 SYNONYMS: Final = {
+    "checkpoint_number": "step",
     **dict.fromkeys(("dst", "src"), "task"),
     **dict.fromkeys(("embedding_weights", "params"), "table"),
     **dict.fromkeys(

@@ -17,6 +17,7 @@ from zmqdist.errors import InvalidArgumentError
 from zmqdist.futures import Future, all_values
 from zmqdist.specs import IndexedSlices, joined, plain_array
 from zmqdist.training.aggregation import aggregated
+from zmqdist.training.constraint import constrained
 from zmqdist.training.context import thread_state
 from zmqdist.training.per_replica import PerReplica
 from zmqdist.training.sharded import ShardedVariable
@@ -96,7 +97,7 @@ def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> No
     sent.
     """
     by_session: dict[Destination, list[tuple[RemoteStorage, client.Change]]] = {}
-    local: list[tuple[LocalStorage, client.Change]] = []
+    local: list[tuple[LocalStorage, client.Change, Any]] = []
     keys = set()
     for grad, variable in pairs:
         shares = variable.shares(grad) if isinstance(variable, ShardedVariable) else [grad]
@@ -108,16 +109,17 @@ def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> No
                     f"gradients, so that it makes one step"
                 )
             keys.add(part.storage.key)
-            change = client.apply(part.storage.ref, optimizer, share)
+            rule = constrained(optimizer, part.constraint)
+            change = client.apply(part.storage.ref, rule, share)
             if isinstance(part.storage, RemoteStorage):
                 by_session.setdefault((part.storage.client, part.storage.session), []).append(
                     (part.storage, change)
                 )
             else:
-                local.append((part.storage, change))
+                local.append((part.storage, change, rule))
     # a missing `step` raises before the first request is sent
     steps = [group[0][0].in_step(step) for group in by_session.values()]
-    changes: list[Future] = [storage.change(change, optimizer) for storage, change in local]
+    changes: list[Future] = [storage.change(change, rule) for storage, change, rule in local]
     for ((ps, _), group), how in zip(by_session.items(), steps, strict=True):
         changes.append(ps.update([(storage.ref, change) for storage, change in group], **how))
     all_values(changes)

@@ -51,6 +51,7 @@ from zmqdist.specs import IndexedSlices
 from zmqdist.training import read_cache
 from zmqdist.training.aggregation import VariableAggregation, VariableSynchronization, member
 from zmqdist.training.arithmetic import ArrayLike
+from zmqdist.training.constraint import constrained
 from zmqdist.training.context import get_strategy, thread_state
 from zmqdist.training.indexing import Rows
 from zmqdist.training.partition import Initial
@@ -83,8 +84,15 @@ class Variable(ArrayLike):
         `partition_offset`, or `shard_info`, is called for each shard and makes that shard only.
       trainable: a flag for optimizers and user code; by default True for floats and complex
         numbers.
+      validate_shape: True, because a variable's shape never changes.
+      caching_device, import_scope: these arguments have no effect. `cache_variable_reads` keeps
+        values that were read.
       name: the variable's name, by default "Variable". A strategy appends a number to a name that
         it has used already.
+      variable_def: None, because there are no graphs.
+      constraint: a function that gets the new value after each step of an optimizer, and returns
+        the value to store, of the same shape. It runs at the parameter server, for each shard on
+        its own. Steps then work on copies, and are slower.
       dtype, shape: dtype and shape of the value; by default those of `initial_value`.
       aggregation: how the assignments of several replicas are combined into one assignment: "none",
         "sum", "mean" or "only_first_replica".
@@ -96,8 +104,9 @@ class Variable(ArrayLike):
 
     Raises:
       ValueError: `initial_value` is missing, is not an array of numbers or text, or has another
-        shape than `shape`; `aggregation` or `synchronization` is unknown; `per_worker_variable` is
-        used outside a scope or with `trainable`; or a dataset function is running.
+        shape than `shape`; `validate_shape` is False or `variable_def` is given; `aggregation` or
+        `synchronization` is unknown; `per_worker_variable` is used outside a scope or with
+        `trainable`; or a dataset function is running.
       RuntimeError: the constructor was called in a scheduled function, where variables cannot be
         made.
       UnknownError: `initial_value` is a function that has failed, or returned a wrong shape, at the
@@ -107,7 +116,8 @@ class Variable(ArrayLike):
     Attributes:
       name, shape, dtype: name, shape and dtype of the variable, which never change. `shape` is a
         tuple.
-      trainable, aggregation, synchronization: the arguments of the same names, or their defaults.
+      trainable, aggregation, synchronization, constraint: the arguments of the same names, or their
+        defaults.
       label: the variable's name in error texts.
       device: the device that holds the value, such as "/job:ps/replica:0/task:1/device:CPU:0".
       task: the parameter server that holds the value, such as "ps:1"; None for a variable of this
@@ -119,6 +129,7 @@ class Variable(ArrayLike):
     trainable: bool
     aggregation: VariableAggregation
     synchronization: VariableSynchronization
+    constraint: Callable[..., Any] | None
     storage: VariableStorage
     device: str
     task: str | None
@@ -128,18 +139,29 @@ class Variable(ArrayLike):
         cls,
         initial_value: Any = None,
         trainable: bool | None = None,
+        validate_shape: bool = True,
+        caching_device: str | None = None,
         name: str | None = None,
+        variable_def: Any = None,
         dtype: DTypeLike | None = None,
-        shape: Any = None,
-        aggregation: Any = None,
+        import_scope: str | None = None,
+        constraint: Callable[..., Any] | None = None,
         synchronization: Any = None,
+        aggregation: Any = None,
+        shape: Any = None,
+        *,
         per_worker_variable: bool = False,
     ) -> Any:
+        if not validate_shape:
+            raise ValueError("validate_shape=False: the shape of a variable never changes")
+        if variable_def is not None:
+            raise ValueError("variable_def describes a variable of a graph: pass initial_value")
         return _create(
             initial_value=initial_value,
             trainable=trainable,
             name=name,
             dtype=dtype,
+            constraint=constraint,
             shape=shape,
             aggregation=aggregation,
             synchronization=synchronization,
@@ -361,7 +383,8 @@ class Variable(ArrayLike):
         array([-0.5, -0.5])
         """
         number = None if step is None else converted("step", index, step)
-        return once_for_all(self, grad, lambda grad: self.storage.apply(fn, grad, number))
+        rule = constrained(fn, self.constraint)
+        return once_for_all(self, grad, lambda grad: self.storage.apply(rule, grad, number))
 
     def _scatter(self, kind: str, sparse_delta: Any) -> Variable:
         if not isinstance(sparse_delta, IndexedSlices):
@@ -379,7 +402,13 @@ class Variable(ArrayLike):
         # for example, its value is sent instead.
         if self.storage.task is None and task_context.scheduled():
             return _value, (self.numpy(),)
-        return handle, (self.storage, self.trainable, self.aggregation, self.synchronization)
+        return handle, (
+            self.storage,
+            self.trainable,
+            self.aggregation,
+            self.synchronization,
+            self.constraint,
+        )
 
     def __copy__(self) -> Variable:
         return self
@@ -401,6 +430,7 @@ class Variable(ArrayLike):
             dtype=self.dtype,
             aggregation=self.aggregation,
             synchronization=self.synchronization,
+            constraint=self.constraint,
             device=self.device,
         )
         memo[id(self)] = copy
@@ -438,6 +468,7 @@ def handle(
     trainable: bool,
     aggregation: VariableAggregation,
     synchronization: VariableSynchronization,
+    constraint: Callable[..., Any] | None,
 ) -> Variable:
     """Return this process's handle of the variable in `storage`. Make a handle if the process has
     none."""
@@ -461,6 +492,7 @@ def handle(
                 aggregation,
                 synchronization,
             )
+            variable.constraint = constraint
             _handles[storage.key] = variable
         return variable
 
@@ -498,6 +530,7 @@ def _make(
     shape: Any = None,
     aggregation: Any = None,
     synchronization: Any = None,
+    constraint: Callable[..., Any] | None = None,
     per_worker_variable: bool = False,
     device: str | None = None,
 ) -> Any:
@@ -515,7 +548,7 @@ def _make(
     initial = Initial.of(name, initial_value, shape, dtype)
     if trainable is None:
         trainable = initial.dtype.kind in "fc"
-    described = (bool(trainable), *how)
+    described = (bool(trainable), *how, constraint)
     target = None if device is None else Device.parse(device).canonical()
     if target is None or target.job != "ps":
         value = initial.value()

@@ -49,11 +49,11 @@ from zmqdist.errors import (
     UnavailableError,
 )
 from zmqdist.limits import PS_FUNCTIONS_MAX, PS_GONE_POLL_S, PS_LOSSES_MAX, PS_PATIENCE_S
-from zmqdist.optimizers import Optimizer
 from zmqdist.rpc import StatusOrResult, ZmqClient, internal_client
 from zmqdist.rpc.client import new_incarnation
 from zmqdist.specs import IndexedSlices, TensorSpec, plain_array
 from zmqdist.transport.credentials import Credentials
+from zmqdist.update_rules import UpdateRule
 from zmqdist.variables.hosted_variable import cast
 from zmqdist.variables.variable_host import PREFIX
 from zmqdist.wire import trusted
@@ -230,17 +230,17 @@ def swap(ref: Ref, value: Any, *, version: int | None = None, expected: Any = No
     return ("swap", -1 if version is None else version, expected_value, ref.fit(value))
 
 
-def apply(ref: Ref, rule: Optimizer | Callable[..., Any], gradient: Any) -> Change:
+def apply(ref: Ref, rule: UpdateRule | Callable[..., Any], gradient: Any) -> Change:
     """Return the change that makes a step of an optimizer, or of a function `fn(value, gradient,
     slots, step)` that runs at the ps.
 
     Args:
-      rule: an Optimizer, or a function that changes `value` in place or returns the new value.
+      rule: an UpdateRule, or a function that changes `value` in place or returns the new value.
         `slots` is a dict of arrays by name, in which the function can store arrays for its next
         run. A function is pickled at its first use.
       gradient: an array, or IndexedSlices.
     """
-    if isinstance(rule, type) or (not callable(rule) and not isinstance(rule, Optimizer)):
+    if isinstance(rule, type) or (not callable(rule) and not isinstance(rule, UpdateRule)):
         expected = "an optimizer, such as SGD(0.1), or a function"
         raise InvalidArgumentError(f"{ref}: fn: apply() takes {expected}, not {rule!r}")
     is_sparse = isinstance(gradient, IndexedSlices)
@@ -249,7 +249,7 @@ def apply(ref: Ref, rule: Optimizer | Callable[..., Any], gradient: Any) -> Chan
         if is_sparse
         else ref.fit(gradient)
     )
-    if isinstance(rule, Optimizer):
+    if isinstance(rule, UpdateRule):
         return ("apply", *rule.to_wire(), gradient_on_wire)
     return ("call", packed_function(rule), gradient_on_wire)
 

@@ -15,7 +15,7 @@ Changes, in the form in which they are sent: (kind, ...)
     ("scatter", op, indices, rows)              op is one of SCATTERS
     ("swap", version, expected, value)          assign if the version is `version` (-1 means any version) and the value equals `expected`
                                                 (None means any value)
-    ("apply", name, fields, gradient)           a step of an optimizer (optimizers.py)
+    ("apply", name, fields, gradient)           a step of an optimizer (update_rules.py)
     ("call", digest, gradient)                  a step of a user's update function, which the client has sent before
     ("restore", value, slots)                   set the value, and the slots to the result of `saved`; () removes the existing slots
 
@@ -45,9 +45,9 @@ from numpy.typing import NDArray
 
 from zmqdist.errors import InvalidArgumentError, OpError, UnknownError
 from zmqdist.limits import PS_STEPS_OPEN_MAX, SHM_DESCRIPTOR_BYTES_MIN
-from zmqdist.optimizers import Optimizer, summed_rows
 from zmqdist.specs import IndexedSlices, TensorSpec, convert, what_is_lost
 from zmqdist.transport.arrays import freeze
+from zmqdist.update_rules import UpdateRule, summed_rows
 from zmqdist.variables.updates_machine import Steps
 from zmqdist.wire.arrays import is_frozen
 
@@ -431,7 +431,7 @@ class HostedVariable:
         return self._assign(array) if fits else None
 
     def _apply(self, name: Any, fields: Any, gradient: Any) -> Commit:
-        optimizer = Optimizer.from_wire(name, fields)
+        optimizer = UpdateRule.from_wire(name, fields)
         if self.storage.dtype.kind not in "fV" or self.storage.dtype.names is not None:
             # "V" is the kind of bfloat16 and similar dtypes.
             raise self.wrong(
@@ -439,7 +439,8 @@ class HostedVariable:
             )
         checked = self.gradient(gradient)
         slots = self.slots.get(name)
-        if slots is None:
+        # an optimizer with a momentum has other slots than one without
+        if slots is None or slots.keys() != optimizer.slot_values.keys():
             slots = optimizer.slots(self.storage.value)
 
         def commit() -> None:

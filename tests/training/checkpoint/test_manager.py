@@ -375,3 +375,51 @@ def test_file_as_directory_is_a_disk_error(tmp_path: Path) -> None:
     (tmp_path / "d").touch()
     with pytest.raises(UnknownError, match="/d: File exists"):
         CheckpointManager({"n": 1}, str(tmp_path / "d")).save()
+
+
+def test_interval_counts_steps_of_the_counter(tmp_path: Path) -> None:
+    step = zd.Variable(0)
+    manager = CheckpointManager(
+        {"n": step}, tmp_path, step_counter=step, checkpoint_interval=10, max_to_keep=9
+    )
+    saved = [manager.save() is not None and int(step) for _ in range(25) if step.assign_add(1)]
+    assert [number for number in saved if number] == [10, 20]
+    assert manager.save(check_interval=False) == manager.latest_checkpoint
+    manager.save(checkpoint_number=99)
+    assert names(manager) == ["ckpt-10", "ckpt-20", "ckpt-25", "ckpt-99"]
+
+
+def test_init_fn_is_called_without_checkpoint(tmp_path: Path) -> None:
+    calls: list[int] = []
+    manager = CheckpointManager({"n": 1}, tmp_path, init_fn=lambda: calls.append(1))
+    assert (manager.restore_or_initialize(), calls) == (None, [1])
+    path = manager.save()
+    assert (manager.restore_or_initialize(), calls) == (path, [1])
+
+
+def test_latest_checkpoint_finds_other_names(tmp_path: Path) -> None:
+    for number, name in enumerate(("b", "a", "c")):
+        path = zd.checkpoint.save(tmp_path / name, {"n": 1})
+        os.utime(Path(path, "manifest.json"), ns=(number % 2, number % 2))
+    (tmp_path / "empty").mkdir()
+    assert latest_checkpoint(tmp_path) == str(tmp_path / "a")
+    path = CheckpointManager({"n": 1}, tmp_path).save()
+    assert latest_checkpoint(tmp_path) == path
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"keep_checkpoint_every_n_hours": 1}, "keep_checkpoint_every_n_hours: max_to_keep alone"),
+        ({"checkpoint_name": "model"}, "checkpoint_name: checkpoints are called ckpt-N"),
+        ({"checkpoint_interval": 5}, "checkpoint_interval needs a step_counter"),
+        (
+            {"checkpoint_interval": 5, "step_counter": 1, "every_steps": 2},
+            "and replaces every_steps",
+        ),
+        ({"checkpoint_interval": 0}, "checkpoint_interval is 0, wants a positive number or None"),
+    ],
+)
+def test_argument_without_meaning_is_refused(tmp_path: Path, wrong: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        CheckpointManager({"n": 1}, tmp_path, **wrong)

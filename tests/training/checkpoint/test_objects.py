@@ -97,3 +97,33 @@ def test_empty_restore_fails_only_when_asserted() -> None:
     assert target.epoch == 1
     with pytest.raises(AssertionError, match="no checkpoint was given"):
         target.assert_consumed()
+
+
+def test_items_of_root_are_saved_beside_attributes(tmp_path: Path) -> None:
+    model = {"w": np.ones(2), "epoch": 3}
+    path = Checkpoint(model, rate=0.5).write(tmp_path / "c")
+    assert sorted(zd.checkpoint.load(path)) == ["epoch", "rate", "w"]
+    other = {"w": np.zeros(2), "epoch": 0}
+    restored = Checkpoint(other, rate=0.0).read(path).assert_consumed().expect_partial()
+    assert (other["w"].tolist(), other["epoch"], restored.rate) == ([1, 1], 3, 0.5)
+
+
+def test_checkpoint_in_root_is_restored_later_too(tmp_path: Path) -> None:
+    path = Checkpoint(Checkpoint(epoch=3)).save(tmp_path / "c")
+    model = Checkpoint()
+    Checkpoint(root=model).restore(path)
+    model.epoch = 0
+    assert model.epoch == 3
+
+
+def test_restore_of_other_names_is_trivial(tmp_path: Path) -> None:
+    path = Checkpoint(a=1).save(tmp_path / "c")
+    with pytest.raises(AssertionError, match="nothing was restored from"):
+        Checkpoint(b=1).restore(path).assert_nontrivial_match()
+    Checkpoint(a=0).restore(path).assert_nontrivial_match()
+
+
+@pytest.mark.parametrize("method", ["save", "write", "restore", "read"])
+def test_options_of_tensorflow_are_refused(tmp_path: Path, method: str) -> None:
+    with pytest.raises(ValueError, match="options: a checkpoint is written in one way only"):
+        getattr(Checkpoint(a=1), method)(tmp_path / "c", options="fast")

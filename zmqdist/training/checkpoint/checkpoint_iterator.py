@@ -18,7 +18,7 @@ from zmqdist.data import storage
 from zmqdist.errors import NotFoundError, OpError
 from zmqdist.field_types import checked
 from zmqdist.limits import CHECKPOINT_POLL_S
-from zmqdist.training.checkpoint.manifest import Manifest
+from zmqdist.training.checkpoint.manifest import MANIFEST, Manifest
 
 log = logging.getLogger("zmqdist.checkpoint")
 
@@ -58,8 +58,8 @@ def checkpoints(directory: str | os.PathLike[str]) -> list[tuple[str, Manifest]]
 
 @checked
 def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
-    """Return the path of the complete checkpoint that was saved last, or None if there is no
-    complete checkpoint.
+    """Return the path of the complete checkpoint that a manager has saved last. If there is none,
+    return that of the checkpoint of another name that was written last, or None.
 
     >>> checkpoint, place = zd.checkpoint.Checkpoint(epoch=4), f"{folder}/run-of-latest"
     >>> path = zd.checkpoint.CheckpointManager(checkpoint, place, 3).save(1)
@@ -67,7 +67,17 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
     True
     """
     manifests = checkpoints(directory)
-    return manifests[-1][0] if manifests else None
+    if manifests:
+        return manifests[-1][0]
+    directory = storage.absolute(directory)
+    paths = [storage.join(directory, name) for name in storage.list_names(directory)]
+    others = [path for path in paths if storage.exists(storage.join(path, MANIFEST))]
+    return max(others, key=_written_at, default=None)
+
+
+def _written_at(path: str) -> int:
+    """Return when a checkpoint was written, in ns; 0 at a URL, where times differ in meaning."""
+    return 0 if "://" in path else os.stat(storage.join(path, MANIFEST)).st_mtime_ns
 
 
 @checked

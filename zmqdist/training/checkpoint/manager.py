@@ -22,12 +22,14 @@ import logging
 import os
 import re
 import threading
+from collections.abc import Callable
+from operator import index
 from types import TracebackType
 from typing import Any, SupportsIndex
 
 from zmqdist.clock import number
 from zmqdist.data import storage
-from zmqdist.field_types import checked
+from zmqdist.field_types import checked, converted
 from zmqdist.training.checkpoint.checkpoint_iterator import (
     FINISHED,
     checkpoints,
@@ -35,7 +37,7 @@ from zmqdist.training.checkpoint.checkpoint_iterator import (
     path_of,
 )
 from zmqdist.training.checkpoint.manifest import MANIFEST
-from zmqdist.training.checkpoint.objects import Checkpoint
+from zmqdist.training.checkpoint.objects import Checkpoint, check_options
 from zmqdist.training.checkpoint.save_restore import restore, save_numbered, whole
 
 log = logging.getLogger("zmqdist.checkpoint")
@@ -65,6 +67,11 @@ class CheckpointManager:
         checkpoint: Any,
         directory: str | os.PathLike[str],
         max_to_keep: int | None = 3,
+        keep_checkpoint_every_n_hours: float | None = None,
+        checkpoint_name: str = "ckpt",
+        step_counter: SupportsIndex | None = None,
+        checkpoint_interval: int | None = None,
+        init_fn: Callable[[], object] | None = None,
         *,
         every_s: float | None = None,
         every_steps: int | None = None,
@@ -76,26 +83,51 @@ class CheckpointManager:
           checkpoint: a Checkpoint, or any structure that `zmqdist.checkpoint.save` accepts.
           directory: the directory, which is made when the first checkpoint is saved.
           max_to_keep: number of checkpoints to keep. None means that all checkpoints are kept.
+          keep_checkpoint_every_n_hours, checkpoint_name: no other values than the defaults are
+            accepted. For checkpoints that stay, pass the directory to another manager.
+          step_counter: a variable with the number of the step, which `save` reads if no number is
+            passed to it.
+          checkpoint_interval: the same as `every_steps`; also `save` without a number then saves
+            only when so many steps have passed. Needs a `step_counter`.
+          init_fn: a function that `restore_or_initialize` calls if there is no checkpoint.
           every_s: a background thread saves at intervals of this many seconds. None means no
             periodic saving.
           every_steps: `maybe_save` saves when at least this many steps have passed since the last
             save. None means that `maybe_save` never saves.
 
         Raises:
-          ValueError: a number is not positive.
+          ValueError: a number is not positive, `checkpoint_interval` has no `step_counter` or is
+            passed together with `every_steps`, or a value is not accepted.
         """
         for name, value in (
             ("max_to_keep", max_to_keep),
             ("every_s", every_s),
             ("every_steps", every_steps),
+            ("checkpoint_interval", checkpoint_interval),
         ):
             if value is not None and not number(value) > 0:
                 raise ValueError(f"{name} is {value!r}, wants a positive number or None")
+        if keep_checkpoint_every_n_hours is not None:
+            raise ValueError(
+                "keep_checkpoint_every_n_hours: max_to_keep alone decides which checkpoints stay; "
+                "save those that shall stay to another directory"
+            )
+        if checkpoint_name != "ckpt":
+            raise ValueError(
+                f"checkpoint_name: checkpoints are called ckpt-N, not {checkpoint_name!r}"
+            )
+        if checkpoint_interval is not None and (step_counter is None or every_steps is not None):
+            raise ValueError("checkpoint_interval needs a step_counter, and replaces every_steps")
         self.checkpoint = checkpoint
         self.directory = storage.absolute(directory)
         self._max_to_keep = max_to_keep
         self._every_s = every_s
-        self._every_steps = every_steps
+        self._every_steps = every_steps if checkpoint_interval is None else checkpoint_interval
+        self._checkpoint_interval = checkpoint_interval
+        self._step_counter = step_counter
+        if step_counter is not None:
+            converted("step_counter", index, step_counter)
+        self._init_fn = init_fn
         self._lock = threading.RLock()
         self._step: int | None = None
         self._saved_step: int | None = None
@@ -119,7 +151,14 @@ class CheckpointManager:
         """Path of the checkpoint that was saved last, or None if there is no checkpoint."""
         return next(reversed(self.checkpoints), None)
 
-    def save(self, step: SupportsIndex | None = None) -> str:
+    def save(
+        self,
+        step: SupportsIndex | None = None,
+        check_interval: bool = True,
+        options: Any = None,
+        *,
+        checkpoint_number: SupportsIndex | None = None,
+    ) -> str | None:
         """Save as `ckpt-<step>`, and delete the oldest checkpoints beyond `max_to_keep`. Blocks
         until the checkpoint is on disk.
 
@@ -129,16 +168,26 @@ class CheckpointManager:
         True
 
         Args:
-          step: an integer of Python or NumPy, or a variable that holds an integer. None means the
+          step, checkpoint_number: an integer of Python or NumPy, or a variable that holds an
+            integer; two names of one argument. None means the value of `step_counter`, or else the
             highest number in the directory + 1. An existing checkpoint with the number `step` is
             replaced.
+          check_interval: whether `checkpoint_interval` may keep `save` from saving.
 
         Returns:
-          The path of the checkpoint.
+          The path of the checkpoint. None if fewer than `checkpoint_interval` steps have passed
+          since the last save.
 
         Raises:
           The errors of `zmqdist.checkpoint.save`, and the error of an earlier periodic save.
         """
+        check_options(options)
+        if checkpoint_number is not None:
+            step = checkpoint_number
+        if step is None:
+            step = self._step_counter
+            if step is not None and check_interval and self._checkpoint_interval is not None:
+                return self.maybe_save(step)
         self._raise()
         return self._save(None if step is None else whole(step))
 
@@ -167,8 +216,8 @@ class CheckpointManager:
             return self._save(number)
 
     def restore_or_initialize(self) -> str | None:
-        """Restore the latest checkpoint and return its path. If there is no checkpoint, change
-        nothing and return None.
+        """Restore the latest checkpoint and return its path. If there is no checkpoint, call
+        `init_fn` and return None.
 
         >>> checkpoint, place = zd.checkpoint.Checkpoint(epoch=4), f"{folder}/run-of-restore"
         >>> _ = zd.checkpoint.CheckpointManager(checkpoint, place, 3).save(1)
@@ -191,6 +240,8 @@ class CheckpointManager:
                 # Forget the program's step until the next `maybe_save`, because the step belongs to
                 # values that this restore has replaced.
                 self._step, self._saved_step = None, number_of(path)
+            elif self._init_fn is not None:
+                self._init_fn()
             return path
 
     def finish(self) -> None:

@@ -14,6 +14,14 @@ from zmqdist.training.checkpoint.save_restore import fill, save
 from zmqdist.training.checkpoint.structure import Container, containers, leaves
 
 
+def check_options(options: Any) -> None:
+    """Raise ValueError for the options of TensorFlow's checkpoints."""
+    if options is not None:
+        raise ValueError(
+            f"options: a checkpoint is written in one way only: leave {type(options).__name__} out"
+        )
+
+
 @dataclass(frozen=True)
 class _Source:
     """The checkpoint from which an object is restored.
@@ -50,25 +58,46 @@ class Checkpoint(Container):
     """
 
     _source: _Source | None = None
+    _root: Any = None
 
     if TYPE_CHECKING:  # for the attributes that a program chooses
 
         def __getattr__(self, name: str) -> Any: ...
 
-    def __init__(self, **objects: Any) -> None:
+    def __init__(self, root: Any = None, **objects: Any) -> None:
+        """Set the attributes `objects`.
+
+        Args:
+          root: a variable, or a dict, list or Checkpoint, whose items are saved beside the
+            attributes, under their own names.
+        """
+        self._root = root
         for name, value in objects.items():
             setattr(self, name, value)
 
-    def save(self, path: str | os.PathLike[str], *, step: SupportsIndex | None = None) -> str:
-        """Write a checkpoint of all attributes, as `zmqdist.checkpoint.save` does.
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        options: Any = None,
+        *,
+        step: SupportsIndex | None = None,
+    ) -> str:
+        """Write a checkpoint of all attributes to `path`, as `zmqdist.checkpoint.save` does. No
+        number is appended to `path`: a CheckpointManager numbers checkpoints.
 
         >>> path = zd.checkpoint.Checkpoint(epoch=1).save(f"{folder}/by-save")
         >>> zd.checkpoint.load(path)
         {'epoch': 1}
+
+        `write` and `read` are other names of `save` and `restore`. `options` is None, because a
+        checkpoint is written in one way only.
         """
+        check_options(options)
         return save(path, self, step=step)
 
-    def restore(self, path: str | os.PathLike[str] | None) -> Checkpoint:
+    write = save
+
+    def restore(self, path: str | os.PathLike[str] | None, options: Any = None) -> Checkpoint:
         """Restore the attributes that the checkpoint holds. Existing attributes are restored at
         once, and other attributes when they are set. Attributes that the checkpoint does not hold
         stay unchanged.
@@ -84,10 +113,33 @@ class Checkpoint(Container):
         Returns:
           This object, for `restore(...).assert_consumed()`.
         """
+        check_options(options)
         if path is None:
             self._source = None
         else:
             self._take(_Source(CheckpointReader(path), "", set()), self)
+        return self
+
+    read = restore
+
+    def expect_partial(self) -> Checkpoint:
+        """Return this object. A checkpoint may hold entries that no attribute takes.
+
+        >>> path = zd.checkpoint.save(f"{folder}/partial", {"epoch": 4, "rate": 0.1})
+        >>> zd.checkpoint.Checkpoint(epoch=0).restore(path).expect_partial().epoch
+        4
+        """
+        return self
+
+    def assert_nontrivial_match(self) -> Checkpoint:
+        """Raise AssertionError if nothing was restored. Return this object.
+
+        >>> path = zd.checkpoint.save(f"{folder}/nontrivial", {"epoch": 4, "rate": 0.1})
+        >>> _ = zd.checkpoint.Checkpoint(epoch=0).restore(path).assert_nontrivial_match()
+        """
+        source = self._restored_from()
+        if not source.used:
+            raise AssertionError(f"nothing was restored from {source.reader.path}: no name matches")
         return self
 
     def assert_existing_objects_matched(self) -> Checkpoint:
@@ -131,6 +183,9 @@ class Checkpoint(Container):
 
     def _parts(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def _beside(self) -> Any:
+        return () if self._root is None else self._root
 
     def _restored_from(self) -> _Source:
         if self._source is None:

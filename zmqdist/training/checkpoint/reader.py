@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from zmqdist.data import storage
 from zmqdist.errors import DataLossError, NotFoundError, OpError
 from zmqdist.limits import CHECKPOINT_SHARDS_AT_ONCE
-from zmqdist.optimizers import KINDS
 from zmqdist.training.checkpoint.manifest import Entry, Manifest, Part, StoredPiece
+from zmqdist.update_rules import KINDS
 
 _BLOCK = 2**20
 """Bytes that are read and checked at a time. They fit into the CPU's cache."""

@@ -1,7 +1,8 @@
 """Flattens the structure that a program saves into named leaves, and variables into shards.
 
 Rules
-    A leaf is a variable, a NumPy array, or a number, bool, str or None. The structure consists of
+    A leaf is a variable, a NumPy array, or a number, bool, str or None. Of an optimizer,
+    `iterations` is saved. The structure consists of
     dicts, lists, tuples and `Checkpoint`s, nested in any way. The name of a leaf is the path to the
     leaf: `model/w` for {"model": {"w": ...}}. For an item of a list or tuple, the path has the
     item's own name if the item is a variable, and otherwise its position.
@@ -23,6 +24,7 @@ import numpy as np
 from zmqdist.futures import Future
 from zmqdist.specs import what_is_lost
 from zmqdist.training.checkpoint.manifest import Part
+from zmqdist.training.optimizers import Optimizer
 from zmqdist.training.sharded import ShardedVariable
 from zmqdist.training.variable import Variable
 from zmqdist.variables.client import restore
@@ -52,11 +54,15 @@ class Leaf:
 
 
 class Container:
-    """Base of `Checkpoint`: an object whose `_parts` are saved."""
+    """Base of `Checkpoint`: an object whose `_parts` are saved, and the items of the structure
+    `_beside`."""
 
     _source: Any
 
     def _parts(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _beside(self) -> Any:
         raise NotImplementedError
 
 
@@ -84,6 +90,7 @@ def containers(structure: Any, name: str = "") -> Iterator[tuple[str, Container]
     children: Iterable[tuple[Any, Any]] = ()
     if isinstance(structure, Container):
         yield name, structure
+        yield from containers(structure._beside(), name)
         children = structure._parts().items()
     elif isinstance(structure, dict):
         children = list(structure.items())
@@ -95,6 +102,7 @@ def containers(structure: Any, name: str = "") -> Iterator[tuple[str, Container]
 
 def _walk(value: Any, name: str, put: Callable[[Any], None] | None) -> Iterator[Leaf]:
     if isinstance(value, Container):
+        yield from _walk(value._beside(), name, None)
         for key, child in list(value._parts().items()):
             yield from _walk(child, _join(name, key), partial(setattr, value, key))
     elif isinstance(value, dict):
@@ -112,6 +120,8 @@ def _walk(value: Any, name: str, put: Callable[[Any], None] | None) -> Iterator[
             yield from _walk(child, _join(name, child.name if is_handle(child) else index), replace)
     elif is_handle(value):
         yield Leaf(name or value.name, value, put)
+    elif isinstance(value, Optimizer):
+        yield Leaf(_join(name, "iterations"), value.iterations)
     elif not name:
         raise TypeError(
             f"only a variable, a dict, a list or a Checkpoint can be saved, not "
