@@ -20,6 +20,7 @@ from zmqdist._version import __version__
 from zmqdist.errors import ConfigError, OpError, of_the_system
 from zmqdist.files import fill_standard_streams
 from zmqdist.launch.exit_codes import ExitCode, exit_code_for
+from zmqdist.platforms import check_linux
 from zmqdist_cli.common import printable
 from zmqdist_cli.interrupts import importing
 
@@ -48,6 +49,8 @@ COMMANDS: Final = {
 }
 """The module of each command, and its line in `zmqdist --help`."""
 
+LINUX_ONLY: Final = frozenset({"launch", "dispatcher", "worker", "server", "doctor", "bench"})
+
 
 class Commands(click.Group):
     """The group of all commands. It imports the module of a command when the command is used, and
@@ -68,6 +71,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        if cmd_name in LINUX_ONLY:
+            check_linux(f"zmqdist {cmd_name}", "run it on a Linux host")
         with importing():
             module = importlib.import_module(f"zmqdist_cli.{COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, cmd_name)

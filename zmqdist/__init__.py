@@ -102,6 +102,7 @@ _WHERE = {
     "local_cluster": "zmqdist.launch.local_cluster",
     "progress": "zmqdist.observe.progress",
 }
+_LINUX_ONLY = ("DispatchServer", "WorkerServer", "local_cluster")
 _MODULES = (
     "checkpoint",
     "cluster",
@@ -122,7 +123,7 @@ _MODULES = (
 
 
 if not TYPE_CHECKING:  # a wrong name is an error for type checkers
-    __getattr__ = lazy_names("zmqdist", _WHERE, _MODULES)
+    __getattr__ = lazy_names("zmqdist", _WHERE, _MODULES, _LINUX_ONLY)
 
 __all__ = [
     "ClusterConfig",

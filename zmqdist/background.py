@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import _thread
 import logging
-import os
 import queue
 import select
 import sys
@@ -26,12 +25,13 @@ from functools import partial
 from typing import Any, Final
 
 from zmqdist import clock as time
+from zmqdist import platforms
 from zmqdist.errors import FailedPreconditionError
 
 log = logging.getLogger("zmqdist")
 
 _unfinished: Final[set[threading.Event]] = set()
-os.register_at_fork(after_in_child=_unfinished.clear)
+platforms.register_at_fork(after_in_child=_unfinished.clear)
 
 
 def in_background(name: str, fn: Callable[..., object], *args: Any) -> None:
@@ -100,7 +100,7 @@ def check_threads() -> None:
     functions: tuple[Any, ...] = (
         _thread.start_new_thread,
         queue.SimpleQueue,
-        getattr(select, "epoll", None),
+        getattr(select, "epoll", None if platforms.IS_LINUX else queue.SimpleQueue),
     )
     for library in ("gevent", "eventlet"):
         if library in sys.modules and any(

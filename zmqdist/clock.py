@@ -15,13 +15,19 @@ from math import inf, nan
 from typing import Any, Final
 
 from zmqdist.errors import InvalidArgumentError
+from zmqdist.platforms import IS_WINDOWS
 
-monotonic: Final[Callable[[], float]] = partial(_time.clock_gettime, _time.CLOCK_MONOTONIC)
-perf_counter: Final = monotonic
-thread_time: Final[Callable[[], float]] = partial(
-    _time.clock_gettime, _time.CLOCK_THREAD_CPUTIME_ID
+# Windows has no `clock_gettime`
+monotonic: Final[Callable[[], float]] = (
+    _time.perf_counter if IS_WINDOWS else partial(_time.clock_gettime, _time.CLOCK_MONOTONIC)
 )
-time: Final[Callable[[], float]] = partial(_time.clock_gettime, _time.CLOCK_REALTIME)
+perf_counter: Final = monotonic
+thread_time: Final[Callable[[], float]] = (
+    _time.thread_time if IS_WINDOWS else partial(_time.clock_gettime, _time.CLOCK_THREAD_CPUTIME_ID)
+)
+time: Final[Callable[[], float]] = (
+    _time.time if IS_WINDOWS else partial(_time.clock_gettime, _time.CLOCK_REALTIME)
+)
 sleep: Final = _time.sleep
 
 FOREVER_S: Final = 1e9

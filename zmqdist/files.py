@@ -15,6 +15,8 @@ import stat
 import sys
 from typing import IO, Final
 
+from zmqdist.platforms import open_flags
+
 _HANDED_OVER: Final = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
 
@@ -53,7 +55,7 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
     name = os.fspath(path)
     if name.startswith(_HANDED_OVER):
         return open(name, "rb")
-    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    fd = os.open(name, open_flags("O_RDONLY", "O_CLOEXEC", "O_NONBLOCK"))
     kind = os.fstat(fd).st_mode
     if stat.S_ISREG(kind):
         return open(fd, "rb")

@@ -11,7 +11,10 @@ from typing import Any
 
 
 def lazy_names(
-    package: str, where: Mapping[str, str], modules: Collection[str] = ()
+    package: str,
+    where: Mapping[str, str],
+    modules: Collection[str] = (),
+    linux_only: Collection[str] = (),
 ) -> Callable[[str], Any]:
     """Return the function `__getattr__` of a package.
 
@@ -19,10 +22,16 @@ def lazy_names(
       package: the package, such as "zmqdist.data".
       where: the module that defines each name.
       modules: the names that are modules of the package.
+      linux_only: the names of `where` whose modules need Linux. Elsewhere they are functions that
+        say so.
     """
 
     def __getattr__(name: str) -> Any:
-        if name in where:
+        if name in linux_only and sys.platform != "linux":
+            from zmqdist.platforms import refusing
+
+            value: Any = refusing(f"{package}.{name}")
+        elif name in where:
             value = getattr(importlib.import_module(where[name]), name)
         elif name in modules:
             value = importlib.import_module(f"{package}.{name}")

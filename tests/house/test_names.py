@@ -44,7 +44,7 @@ NO_SUBJECT = words(
 )
 """Words with which the name of a test must not begin, because its subject comes first."""
 
-WITHOUT_COUNTERPART = {"campaigns", "engines", "house", "sim"}
+WITHOUT_COUNTERPART = {"campaigns", "engines", "house", "platforms", "sim"}
 
 
 def bound_names(tree: ast.AST) -> Iterator[str]:

@@ -346,7 +346,7 @@ def test_delayed_loop_reads_before_timers(monkeypatch: pytest.MonkeyPatch) -> No
 
     real = select.epoll
     monkeypatch.setattr(
-        "zmqdist.transport.loop.select.epoll", lambda: Epoll(real(), comes_back_late)
+        "zmqdist.transport.loop.platforms.new_epoll", lambda: Epoll(real(), comes_back_late)
     )
     monkeypatch.setattr("zmqdist.transport.loop.time.monotonic", clock)
     loop = Loop("zmqdist-test")

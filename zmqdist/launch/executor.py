@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zmqdist.blas_threads import cores
 from zmqdist.cluster.config import ClusterConfig
 from zmqdist.field_types import checked, checks_options
-from zmqdist.launch.local_cluster import local_cluster
+from zmqdist.platforms import check_linux
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 from zmqdist.scheduling.coordinator.executor import ClusterExecutor
 from zmqdist.scheduling.shared import own_cluster
+
+if TYPE_CHECKING:
+    from zmqdist.launch.local_cluster import local_cluster
 
 
 class Executor(ClusterExecutor):
@@ -95,4 +98,7 @@ def _cluster_if_none(max_workers: int | None) -> local_cluster | None:
     named = config is not None and config.runtime is not None
     if named or own_cluster.present() is not None:
         return None
+    check_linux("an Executor without a target", "name the cluster's dispatcher as the target")
+    from zmqdist.launch.local_cluster import local_cluster
+
     return local_cluster(workers=max_workers or cores())

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 from zmqdist import clock as time
 from zmqdist.errors import UnavailableError
 
-SIGNAL: Final = int(signal.SIGRTMAX) - 4
+SIGNAL: Final = int(getattr(signal, "SIGRTMAX", 64)) - 4
 """The signal for a dump: a real-time signal, because programs use the others, counted from the end,
 because libraries count from the beginning."""
 

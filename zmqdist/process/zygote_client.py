@@ -22,7 +22,6 @@ import gc
 import json
 import logging
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -37,6 +36,7 @@ from zmqdist.blas_threads import VARIABLES
 from zmqdist.child_command import child_command, path_variable
 from zmqdist.errors import describe_exit
 from zmqdist.files import fill_standard_streams
+from zmqdist.platforms import register_at_fork
 from zmqdist.process.zygote import (
     BORN,
     CONTROL_RECORD,
@@ -211,7 +211,6 @@ _READ_AT_START = (
     "NPY_",
 )
 _INHERITED = ("Umask", "SigIgn", "Uid", "Gid", "Groups", "CapEff", "Cpus_allowed", "NoNewPrivs")
-_LIMITS = sorted(value for name, value in vars(resource).items() if name.startswith("RLIMIT_"))
 
 InheritedState = tuple[object, ...]
 
@@ -422,12 +421,18 @@ def _discard_if_dead(facts: InheritedState, zygote: _Zygote) -> None:
 def _inherited_state(environment: Mapping[str, str]) -> InheritedState:
     """Return the facts about this process that a zygote for children with this environment inherits
     and passes on to its children."""
+    import resource
+
     inherited = tuple(
         line
         for line in Path("/proc/self/status").read_text().splitlines()
         if line.partition(":")[0] in _INHERITED
     )
-    limits = tuple(resource.getrlimit(number) for number in _LIMITS)
+    limits = tuple(
+        resource.getrlimit(number)
+        for name, number in sorted(vars(resource).items())
+        if name.startswith("RLIMIT_")
+    )
     variables = {**_start_variables(os.environ), **_thread_variables(environment)}
     return inherited, limits, os.getpriority(os.PRIO_PROCESS, 0), tuple(sorted(variables.items()))
 
@@ -459,5 +464,5 @@ def _forked() -> None:
     _zygotes.clear()
 
 
-os.register_at_fork(after_in_child=_forked)
+register_at_fork(after_in_child=_forked)
 atexit.register(close)

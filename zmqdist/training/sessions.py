@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 import secrets
 import sys
 import threading
@@ -33,6 +32,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from zmqdist import platforms
 from zmqdist.background import in_background
 from zmqdist.errors import FailedPreconditionError, OpError, PSUnavailableError
 from zmqdist.futures import all_values
@@ -61,7 +61,7 @@ def _forked() -> None:
     _used.clear()
 
 
-os.register_at_fork(after_in_child=_forked)
+platforms.register_at_fork(after_in_child=_forked)
 
 
 Lost = Callable[[PSUnavailableError], object]

@@ -1,7 +1,7 @@
 """The client's side of calls: many threads, one DEALER socket, and usually no thread of its own.
 
 Theory of operation: leader and followers The first thread that waits for a reply becomes the
-    leader: it polls the descriptors of the socket, of the socket's monitor and of an eventfd, which
+    leader: it polls the descriptors of the socket, of the socket's monitor and of a wake descriptor, which
     other threads write to wake the leader, and it reads for all threads. Other waiting threads are
     followers: each sleeps on a lock of its own until its call has ended or it is promoted. While no
     thread waits, replies stay in ZeroMQ's receive queue. A blocking call costs no more than on the
@@ -74,14 +74,12 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # signal.signal costs 20 times as much
 import logging
 import os
-import select
 import threading
 import weakref
 from _thread import LockType, allocate_lock, get_ident
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from os import sched_yield
 from typing import Any, Final, Literal
 
 import zmq
@@ -115,6 +113,15 @@ from zmqdist.messages import (
     SendParts,
     SharedMemoryAccepted,
 )
+from zmqdist.platforms import (
+    POLL_READ,
+    close_wake_fd,
+    new_poll,
+    open_wake_fd,
+    read_wake_fd,
+    register_at_fork,
+    write_wake_fd,
+)
 from zmqdist.transport.calls_machine import ClientCall, ClientCalls
 from zmqdist.transport.connection_snapshots import ClientSnapshot
 from zmqdist.transport.dealer import Change, Connector, receive_rest
@@ -129,6 +136,8 @@ from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 log = logging.getLogger("zmqdist.transport")
 
 SOCKETS_MAX: Final = 65_536
+
+_yield_core: Final[Callable[[], None]] = getattr(os, "sched_yield", partial(sleep, 0))
 
 CHUNKS_PER_TURN: Final = 4
 """Number of messages of large transfers that one turn reads before other threads can take the
@@ -164,7 +173,7 @@ def _forked() -> None:
     process_context = ProcessContext()
 
 
-os.register_at_fork(after_in_child=_forked)
+register_at_fork(after_in_child=_forked)
 
 
 class ClientConnection:
@@ -224,9 +233,9 @@ class ClientConnection:
         self._watch()
 
     def _watch(self, *fds: int) -> None:
-        poller = select.poll()
+        poller = new_poll()
         for fd in (self._wake_fd, *fds):
-            poller.register(fd, select.POLLIN)
+            poller.register(fd, POLL_READ)
         self.poll = poller.poll
 
     @property
@@ -410,7 +419,7 @@ class ClientConnection:
                 return
             if self._chunks >= CHUNKS_PER_TURN:
                 self._chunks = 0
-                os.eventfd_write(self._wake_fd, 1)
+                write_wake_fd(self._wake_fd, 1)
                 return
 
     def _handle_message(self, header: bytes, frames: Sequence[Any]) -> None:
@@ -623,7 +632,7 @@ class InterruptGuard:
 
     def _on_sigint(self, signum: int, frame: object) -> None:
         self.interrupted = True
-        os.eventfd_write(self._wake_fd, 1)
+        write_wake_fd(self._wake_fd, 1)
         if self.wake is not None:
             self.wake()
 
@@ -697,7 +706,7 @@ class Channel:
         self.address = address
         self.stalls = 0
         self.callbacks = Callbacks()
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake_fd = open_wake_fd()
         self._connection = ClientConnection(address, security, hello, self._wake_fd)
         self._lock = allocate_lock()
         self._turnstile = allocate_lock()
@@ -810,7 +819,7 @@ class Channel:
             if self._leader == _NO_THREAD:
                 self._connection.close(LINGER_S)
             else:
-                os.eventfd_write(self._wake_fd, 1)
+                write_wake_fd(self._wake_fd, 1)
             self._wake_reader()
         self.callbacks.close()
 
@@ -843,7 +852,7 @@ class Channel:
             self._lock.release()
             self.callbacks.close()
         if "_wake_fd" in self.__dict__:
-            os.close(self._wake_fd)
+            close_wake_fd(self._wake_fd)
 
     # -- sending -----------------------------------------------------------------------------------
 
@@ -907,7 +916,7 @@ class Channel:
         if self._leader == _NO_THREAD:
             self._connection.maintain(now)
         else:
-            os.eventfd_write(self._wake_fd, 1)
+            write_wake_fd(self._wake_fd, 1)
         if not waits:
             self._ensure_reader()
 
@@ -919,7 +928,7 @@ class Channel:
             # Wake the reader thread if it is the leader, because its poll may sleep for longer than
             # GATHER_S.
             if self._leader != _NO_THREAD and self._leader_call is None:
-                os.eventfd_write(self._wake_fd, 1)
+                write_wake_fd(self._wake_fd, 1)
 
     # -- waiting -----------------------------------------------------------------------------------
 
@@ -983,7 +992,7 @@ class Channel:
             if monotonic() >= end:
                 self._spins_in_vain += 1
                 return ready
-            sched_yield()  # lets ZeroMQ's own thread, which receives the reply, run on this core
+            _yield_core()  # lets ZeroMQ's own thread, which receives the reply, run on this core
         self._spins_in_vain = 0
         return ready
 
@@ -1075,7 +1084,7 @@ class Channel:
         tend, announced = not connection.table.incarnation, False
         for fd, _ in ready:
             if fd == self._wake_fd:
-                os.eventfd_read(fd)
+                read_wake_fd(fd)
             elif fd == connection.monitor_fd:
                 tend = True
             else:
@@ -1111,7 +1120,7 @@ class Channel:
         for call in ended_calls:
             if call is self._leader_call and self._leader != reader:
                 # the call of the leader has ended, so end its poll (R2)
-                os.eventfd_write(self._wake_fd, 1)
+                write_wake_fd(self._wake_fd, 1)
             if call.waiters is not None:
                 self._woke_waiters = True
                 for follower in call.waiters:

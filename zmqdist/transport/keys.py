@@ -44,9 +44,11 @@ import zmq
 from zmq.utils import z85
 
 from zmqdist.errors import AlreadyExistsError, FailedPreconditionError
+from zmqdist.platforms import IS_WINDOWS, open_flags
 
 TOKEN_FILE_VARIABLE: Final = "ZMQDIST_TOKEN_FILE"
 KEYS_DIR_VARIABLE: Final = "ZMQDIST_KEYS_DIR"
+_NEW_FILE: Final = open_flags("O_WRONLY", "O_CREAT", "O_EXCL", "O_NOFOLLOW")
 TOKEN_BYTES_MIN: Final = 32
 TOKEN_BYTES_MAX: Final = 255
 """Bytes. ZeroMQ does not accept a longer password."""
@@ -96,7 +98,7 @@ def create(path: str | Path) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_folder(path.parent)
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        fd = os.open(part, _NEW_FILE, 0o600)
         try:
             with open(fd, "wb") as file:
                 file.write(secrets.token_urlsafe(32).encode() + b"\n")
@@ -146,7 +148,7 @@ def read_private(
         user, or is open to others.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(path, open_flags("O_RDONLY", "O_CLOEXEC", "O_NONBLOCK"))
         with os.fdopen(fd, "rb") as file:
             status = os.fstat(fd)
             problem = _problem(status, owners, mode_bits)
@@ -183,6 +185,8 @@ def require_private(status: os.stat_result, subject: str, *, mode_bits: int) -> 
 
 
 def _problem(status: os.stat_result, owners: tuple[int, ...], mode_bits: int) -> str | None:
+    if IS_WINDOWS:  # the rights are an access list there, which `stat` does not show
+        return None
     if status.st_uid != os.geteuid():
         if status.st_uid not in owners:
             return f"belongs to user {status.st_uid}, this process runs as {os.geteuid()}: use a file of your own"
@@ -310,7 +314,7 @@ def load_joined(folder: str | Path) -> JoinedFolder | None:
 def _write(path: Path, text: str) -> None:
     part = path.with_name(f".{path.name}.new")
     part.unlink(missing_ok=True)
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    fd = os.open(part, _NEW_FILE, 0o600)
     with open(fd, "w") as file:
         file.write(text)
     shutil.move(part, path)

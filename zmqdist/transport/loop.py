@@ -39,8 +39,6 @@ import functools
 import heapq
 import itertools
 import logging
-import os
-import select
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -52,6 +50,7 @@ import zmq
 from zmq.backend import zmq_poll
 
 from zmqdist import clock as time
+from zmqdist import platforms
 from zmqdist.background import check_threads, in_background
 from zmqdist.errors import DeadlineExceededError, FailedPreconditionError, naming_system_errors
 from zmqdist.files import fill_standard_streams
@@ -84,9 +83,9 @@ another thread.
 POLLIN: Final = int(zmq.POLLIN)
 NOBLOCK: Final = int(zmq.NOBLOCK)
 MORE: Final = int(zmq.SNDMORE) | NOBLOCK
-_READ: Final = select.EPOLLIN
-_WRITE: Final = select.EPOLLOUT
-_BROKEN: Final = select.EPOLLHUP | select.EPOLLERR
+_READ: Final = platforms.POLL_READ
+_WRITE: Final = platforms.POLL_WRITE
+_BROKEN: Final = platforms.POLL_BROKEN
 
 T = TypeVar("T")
 
@@ -155,8 +154,8 @@ class Loop:
         self._sleeping = False
         self._backlog_since: float | None = None
         self._hold_until = 0.0
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll = select.epoll()
+        self._wake_fd = platforms.open_wake_fd()
+        self._epoll = platforms.new_epoll()
         self._epoll.register(self._wake_fd, _READ)
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._started = False
@@ -279,7 +278,7 @@ class Loop:
             if self._wake_fd < 0:
                 return
             with contextlib.suppress(BlockingIOError):  # the counter is full: the loop wakes anyway
-                os.eventfd_write(self._wake_fd, 1)
+                platforms.write_wake_fd(self._wake_fd, 1)
 
     # -- in the loop's thread, or before start -----------------------------------------------------
 
@@ -392,7 +391,7 @@ class Loop:
             if watched is not None:
                 watched.dirty = True
             elif fd == self._wake_fd:
-                os.eventfd_read(fd)
+                platforms.read_wake_fd(fd)
             else:
                 happened = True
                 self._serve(fd, mask)
@@ -531,7 +530,7 @@ class Loop:
             self._end_context()
             self._epoll.close()
             with self._lock:
-                os.close(self._wake_fd)
+                platforms.close_wake_fd(self._wake_fd)
                 self._wake_fd = -1
         finally:
             _live_loops.discard(self)

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
-import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from zmqdist.errors import ResourceExhaustedError
+from zmqdist.platforms import IS_LINUX, IS_WINDOWS
 
 LOOP_DESCRIPTORS: Final = 16
 LOOP_THREADS: Final = 3
@@ -29,6 +30,9 @@ LOOP_THREADS: Final = 3
 libzmq aborts the process."""
 _STACK_BYTES: Final = 8 * 2**20
 """The address space for the stack of a thread, if `ulimit -s` does not name another size."""
+
+ASSUMED_BYTES: Final = 4 * 2**30
+"""The memory of a host whose system does not tell its size."""
 
 CHECKED_BYTES_MIN: Final = 32 * 2**20
 """Bytes. Smaller amounts are not checked. From this size on the check costs little: writing to the
@@ -49,10 +53,12 @@ _REMEDY: Final = (
 
 def usable_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
     """Return the bytes of memory that this process may use in all: the memory of the host, or the
-    limit of its control group if that is lower.
+    limit of its control group if that is lower. ASSUMED_BYTES on Windows.
     """
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([total, *(limit for limit, _ in _limits(proc, groups))])
+    limits = [limit for limit, _ in _limits(proc, groups)]
+    if not IS_WINDOWS:
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return min(limits, default=ASSUMED_BYTES)
 
 
 def private_bytes(pid: int, proc: Path = _PROC) -> int:
@@ -73,13 +79,9 @@ def usage(pid: int) -> tuple[int, float]:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b") ")[2].split()
         ticks = int(fields[11]) + int(fields[12])
-        return int(fields[21]) * _PAGE_BYTES, ticks / _TICKS_PER_S
+        return int(fields[21]) * mmap.PAGESIZE, ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return 0, 0.0
-
-
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 def available_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
@@ -110,8 +112,12 @@ def check_room(nbytes: int, purpose: str) -> None:
 
 def check_descriptors_and_threads(purpose: str, descriptors: int = LOOP_DESCRIPTORS) -> None:
     """Raise ResourceExhaustedError if this process may not open so many more descriptors, or has no
-    address space for LOOP_THREADS more threads. `purpose` begins the text.
+    address space for LOOP_THREADS more threads. `purpose` begins the text. Only Linux is checked.
     """
+    if not IS_LINUX:
+        return
+    import resource
+
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(os.listdir("/proc/self/fd"))
     if limit != resource.RLIM_INFINITY and used + descriptors > limit:
@@ -203,13 +209,15 @@ def trim_heap() -> None:
 
     Does nothing if the C library has no `malloc_trim`.
     """
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def is_alive(pid: int) -> bool:
     """Return whether a process of this host runs; a zombie does not run. If the system cannot tell,
     return True."""
+    if not IS_LINUX:
+        return True
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b") ")[2][:1] not in (b"Z", b"X")

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import socket
 import stat
@@ -48,6 +47,7 @@ from zmqdist.addresses import (
 )
 from zmqdist.errors import InvalidArgumentError, UnavailableError, UnknownError
 from zmqdist.limits import UNSENT_BYTES_MAX
+from zmqdist.platforms import IS_LINUX, IS_WINDOWS, check_linux, register_at_fork
 from zmqdist.random import chance
 from zmqdist.transport.endpoint import split
 
@@ -110,6 +110,11 @@ def bindable(host: str) -> str:
                     f"interfaces are {', '.join(interfaces)}"
                 ) from None
         return host
+    check_linux(
+        f"the address of the interface {host}", "name the address that the server is to bind"
+    )
+    import fcntl
+
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
             reply = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", host.encode()[:15]))
@@ -237,10 +242,20 @@ def look_up(host: str) -> str:
     return min((str(entry[4][0]) for entry in entries), key=is_ipv6)
 
 
+@contextlib.contextmanager
+def _socket_of(fd: int) -> Iterator[socket.socket]:
+    """Give a socket of a descriptor that ZeroMQ owns, and leave the descriptor open."""
+    own = socket.socket(fileno=fd if IS_WINDOWS else os.dup(fd))
+    try:
+        yield own
+    finally:
+        own.detach() if IS_WINDOWS else own.close()
+
+
 def shut_down(fd: int) -> None:
     """Shut down the connection of a descriptor that ZeroMQ owns. ZeroMQ then acts as if the other
     side had ended the connection."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as own:
+    with contextlib.suppress(OSError), _socket_of(fd) as own:
         own.shutdown(socket.SHUT_RDWR)
 
 
@@ -250,16 +265,21 @@ def limit_unsent(fd: int) -> Any:
 
     Return the local address of this connection; None if it has just ended.
     """
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as own:
-        own.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
+    with contextlib.suppress(OSError), _socket_of(fd) as own:
+        if IS_LINUX:
+            own.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
         return own.getsockname()
     return None
 
 
 def unsent_bytes(fd: int) -> int:
     """Return the bytes of a connection that wait in the kernel; 0 if it has just ended. What the
-    kernel has sent it delivers even when this process has ended.
+    kernel has sent it delivers even when this process has ended. Only Linux tells: elsewhere 0.
     """
+    if not IS_LINUX:
+        return 0
+    import fcntl
+
     with contextlib.suppress(OSError):
         return int.from_bytes(fcntl.ioctl(fd, SIOCOUTQNSD, bytes(4)), sys.byteorder)
     return 0
@@ -283,7 +303,8 @@ def _in_child() -> None:
     default_s = socket.getdefaulttimeout()
     # another value would change the mode of sockets that the parent uses
     socket.setdefaulttimeout(None)
-    for fd in map(int, os.listdir("/proc/self/fd")) if our_ports or our_connections else ():
+    folder = "/proc/self/fd" if IS_LINUX else "/dev/fd"
+    for fd in map(int, os.listdir(folder)) if our_ports or our_connections else ():
         with contextlib.suppress(OSError):
             if _is_ours(fd):
                 os.close(fd)
@@ -295,10 +316,10 @@ def _in_child() -> None:
 def _is_ours(fd: int) -> bool:
     if not stat.S_ISSOCK(os.fstat(fd).st_mode):
         return False
-    with socket.socket(fileno=os.dup(fd)) as own:
+    with _socket_of(fd) as own:
         name = own.getsockname()
         inet = own.family in (socket.AF_INET, socket.AF_INET6)
         return inet and (our_ports[name[1]] > 0 or our_connections.get(fd) == name)
 
 
-os.register_at_fork(after_in_child=_in_child)
+register_at_fork(after_in_child=_in_child)

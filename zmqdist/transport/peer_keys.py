@@ -31,6 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from zmqdist import platforms
 from zmqdist.background import in_background
 from zmqdist.errors import FailedPreconditionError, OpError, UnauthenticatedError
 from zmqdist.limits import HANDSHAKE_S, VOUCHING_S
@@ -346,4 +347,4 @@ def _forked() -> None:
     _lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forked)
+platforms.register_at_fork(after_in_child=_forked)

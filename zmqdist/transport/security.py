@@ -8,7 +8,9 @@ Rules
 
     A connecting side uses CURVE if keys are given, else the token, or no secret if `insecure` is
     set. It shows the token only on loopback, and only to a socket on which this user listens,
-    because on a shared host a stranger can take over a freed port, and would learn the token.
+    because on a shared host a stranger can take over a freed port, and would learn the token. Only
+    Linux tells who listens: elsewhere it shows only a token whose file the program or the
+    environment names.
     ZeroMQ's own reconnecting cannot check first which user listens, so it is off
     (`ClientSecurity.apply`), and dealer.py calls `may_connect` before each attempt. A stranger
     could still take the port between this check and the connecting.
@@ -81,6 +83,7 @@ from zmq.utils import z85
 from zmqdist.addresses import is_ipv6, is_loopback
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, UnauthenticatedError
 from zmqdist.limits import MESSAGES_PER_WAKE_MAX, PEERS_MAX
+from zmqdist.platforms import IS_LINUX
 from zmqdist.transport import keys
 from zmqdist.transport.endpoint import split
 from zmqdist.transport.keyring_machine import (
@@ -416,6 +419,7 @@ class ClientSecurity:
       server_key: the public key (Z85) that the other side must show. It is not used with `voucher`,
         which returns the key.
       peer: the public key that came with the address; empty for the address of a server.
+      token_is_named: whether the program or the environment has named the file of the token.
     """
 
     mechanism: str
@@ -427,6 +431,7 @@ class ClientSecurity:
     folder: str = ""
     peer: bytes = b""
     voucher: Vouching | None = None
+    token_is_named: bool = False
 
     def apply(self, socket: zmq.Socket[bytes], address: str) -> None:
         """Set the options of a DEALER, and switch off ZeroMQ's own reconnecting. Call it before the
@@ -475,6 +480,14 @@ class ClientSecurity:
         host, port = split(address)
         if not is_loopback(host):
             raise _needs_keys(host)
+        if not IS_LINUX:
+            if self.token_is_named:
+                return True
+            raise FailedPreconditionError(
+                f"{sys.platform} does not tell which user listens on {address}, and another user "
+                f"would learn your token: name its file if no one else uses this host "
+                f"({keys.TOKEN_FILE_VARIABLE}), or use CURVE keys (`zmqdist keygen`)"
+            )
         uids = listening_users(host, port)
         strangers = uids - {os.geteuid()}
         # a stranger that has taken over a freed port would learn the token
@@ -569,7 +582,8 @@ def client_security(
     if not is_loopback(host):
         raise _needs_keys(host)
     secret, path = keys.user_token(token_file)
-    return ClientSecurity(PLAIN, role, f"token {path}", token=secret)
+    is_named = bool(token_file or os.environ.get(keys.TOKEN_FILE_VARIABLE))
+    return ClientSecurity(PLAIN, role, f"token {path}", token=secret, token_is_named=is_named)
 
 
 def _curve_client(

@@ -69,12 +69,10 @@ import bisect
 import contextlib
 import ctypes
 import errno
-import fcntl
 import itertools
 import logging
 import mmap
 import os
-import resource
 import secrets
 import stat
 import struct
@@ -100,6 +98,7 @@ from zmqdist.limits import (
     SHM_MAPPED_MAX,
     SHM_SLAB_BYTES,
 )
+from zmqdist.platforms import IS_LINUX, register_at_fork
 from zmqdist.transport.memory_limits import check_room, usable_bytes
 from zmqdist.wire.arrays import FrozenMemory
 
@@ -125,20 +124,26 @@ _GET_SEALS: Final = 1034
 _LOCK: Final = struct.Struct("hhqqi4x")
 PAGE_BYTES: Final = mmap.PAGESIZE
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_long,
-]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+_libc: Any = None
+"""The C library. None on another system than Linux, where this module makes no pool."""
+if IS_LINUX:
+    import fcntl
+    import resource
+
+    _libc = ctypes.CDLL(None, use_errno=True)
+    _libc.mmap.restype = ctypes.c_void_p
+    _libc.mmap.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_long,
+    ]
+    _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 
 
 class Exporter:
@@ -170,7 +175,7 @@ class MappedMemory:
 
     __slots__ = ("address", "nbytes")
     # bound here, because Python clears the names of this module before the last mappings end
-    munmap = staticmethod(_libc.munmap)
+    munmap: Any = staticmethod(_libc.munmap) if IS_LINUX else None
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.address, self.nbytes = address, nbytes
@@ -904,7 +909,7 @@ def _make() -> None:
         log.warning(
             '%s is %r, wants "off" or a number of MiB: the default is used', POOL_VARIABLE, setting
         )
-    if setting != "off":
+    if setting != "off" and IS_LINUX:
         try:
             _pool = ShmPool(int(setting) << 20 if is_number else usable_bytes() // 4)
         except (OSError, AttributeError) as error:
@@ -1242,8 +1247,11 @@ _peers: weakref.WeakValueDictionary[Offer, PeerPool] = weakref.WeakValueDictiona
 
 def open_peer(offer: Offer) -> PeerPool | None:
     """Return the pool that a peer offers; None if the pool cannot be opened, because the peer has
-    ended or runs on another host, as another user or in another namespace.
+    ended or runs on another host, as another user or in another namespace, or because this system
+    has no pools.
     """
+    if not IS_LINUX:
+        return None
     peer = _peers.get(offer)
     if peer is None:
         try:
@@ -1309,7 +1317,7 @@ _shared_with_child: Final[set[PeerPool]] = set()
 fork.
 """
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
 
 
 # -- private memory for arrays that arrive ---------------------------------------------------------

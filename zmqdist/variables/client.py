@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import threading
 import weakref
 from collections import deque
@@ -38,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist import clock as time
-from zmqdist import task_context
+from zmqdist import platforms, task_context
 from zmqdist.errors import (
     AbortedError,
     CancelledError,
@@ -774,4 +773,4 @@ def _forked() -> None:
     _clients.clear()
 
 
-os.register_at_fork(after_in_child=_forked)
+platforms.register_at_fork(after_in_child=_forked)

@@ -4,10 +4,10 @@ reference.
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Protocol
 
+from zmqdist import platforms
 from zmqdist.data.service.reader.delivery import Demand
 from zmqdist.data.service.worker.task_runner import ElementReply
 from zmqdist.transport.endpoint import split
@@ -67,4 +67,4 @@ def has_worker_of(dispatcher: str, state: int = 0) -> bool:
     )
 
 
-os.register_at_fork(after_in_child=_workers.clear)
+platforms.register_at_fork(after_in_child=_workers.clear)

@@ -30,7 +30,7 @@ from random import Random
 from typing import Any, Final, Protocol, TypeAlias
 from weakref import WeakSet
 
-from zmqdist import clock, errors
+from zmqdist import clock, errors, platforms
 from zmqdist.addresses import join_address
 from zmqdist.callbacks import Callbacks
 from zmqdist.events import Heard, Send, Ticked
@@ -182,7 +182,7 @@ def _forked() -> None:
         runtime.changed = threading.Condition(runtime.lock)
 
 
-os.register_at_fork(after_in_child=_forked)
+platforms.register_at_fork(after_in_child=_forked)
 
 
 class Progress:

@@ -30,7 +30,6 @@ Not here: the meaning of records, and a bound on the pending records, because th
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import sqlite3
@@ -50,6 +49,7 @@ from zmqdist.errors import (
     ResourceExhaustedError,
 )
 from zmqdist.limits import JOURNAL_LOG_BYTES_MAX
+from zmqdist.platforms import register_at_fork
 
 log = logging.getLogger("zmqdist.data.service")
 
@@ -81,7 +81,7 @@ def _close_locks() -> None:
         os.close(_locks.pop())
 
 
-os.register_at_fork(after_in_child=_close_locks)
+register_at_fork(after_in_child=_close_locks)
 
 
 class _Waiting(NamedTuple):
@@ -401,6 +401,8 @@ def _take_lock(folder: str) -> int:
         lock = os.open(os.path.join(folder, "journal.lock"), os.O_RDWR | os.O_CREAT, 0o600)
         _locks.add(lock)
         try:
+            import fcntl
+
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.pwrite(lock, _LOCK_LINE % (os.getpid(), _read_lock(lock)[1]), 0)
         except OSError:

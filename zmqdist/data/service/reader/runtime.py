@@ -31,7 +31,6 @@ Not here: the iterator that the consumer uses (source.py), the access to one tas
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import sys
 import threading
@@ -46,6 +45,7 @@ from typing import Any, Final
 import msgspec
 
 from zmqdist import clock as time
+from zmqdist import platforms
 from zmqdist.data.iterators import CloseInterrupts
 from zmqdist.data.ops.background import FORKED
 from zmqdist.data.service import local_workers
@@ -697,4 +697,4 @@ def _forked() -> None:
         reader.forked()
 
 
-os.register_at_fork(after_in_child=_forked)
+platforms.register_at_fork(after_in_child=_forked)
