@@ -32,7 +32,7 @@ def dashboard(target: str | None, *, port: int, timeout_s: float, **secrets: Any
     from zmqdist.observe.dashboard.server import Dashboard
 
     end_event = threading.Event()
-    with DispatcherClient(*locate(target, **secrets), "client", timeout_s) as dispatcher:
+    with DispatcherClient(*locate(target, **secrets), "observe", timeout_s) as dispatcher:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: end_event.set())
         with Dashboard(dispatcher.call, port, click.echo):

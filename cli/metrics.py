@@ -73,7 +73,7 @@ class _Dispatcher:
     except that no dispatcher answers."""
 
     def __init__(self, address: str, credentials: Credentials, timeout_s: float) -> None:
-        self._connect = partial(DispatcherClient, address, credentials, "client", timeout_s)
+        self._connect = partial(DispatcherClient, address, credentials, "observe", timeout_s)
         self._client: DispatcherClient | None = None
         with suppress(UnavailableError):
             self._client = self._connect()

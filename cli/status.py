@@ -31,7 +31,7 @@ def status(target: str | None, *, as_json: bool, timeout_s: float, **secrets: An
     TARGET is the host:port of a dispatcher, or the cluster file that `zmqdist launch` runs on this
     host. You may leave it out if the environment variable ZMQDIST_CONFIG names a running cluster.
     """
-    with DispatcherClient(*locate(target, **secrets), "client", timeout_s) as dispatcher:
+    with DispatcherClient(*locate(target, **secrets), "observe", timeout_s) as dispatcher:
         _print(dispatcher.call("facts"), as_json=as_json)
 
 
@@ -64,7 +64,7 @@ def top(
     The command continues when the dispatcher is restarted. If the output is not a terminal, or
     textual is not installed (pip install 'zmqdist[top]'), the command prints the status once.
     """
-    with DispatcherClient(*locate(target, **secrets), "client", timeout_s) as dispatcher:
+    with DispatcherClient(*locate(target, **secrets), "observe", timeout_s) as dispatcher:
         is_live = not as_json and sys.stdout.isatty()
         if is_live and importlib.util.find_spec("textual") is None:
             click.echo(f"{needs('the live screen', SCREEN)}; this is the status once:\n", err=True)

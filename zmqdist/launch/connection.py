@@ -315,9 +315,9 @@ class DispatcherClient:
     """A connection to a dispatcher, for a with-statement.
 
     Args:
-      role: the role whose key is used. "client" may read the status (with the
-        key of "observe" if there is no other), "submit" may also drain
-        workers and stop the dispatcher, and "admin" may also manage keys.
+      role: the role whose key is used. "observe" may read the inside of the cluster (with the key
+        of "client" if there is no other), "submit" may also drain workers and stop the dispatcher,
+        and "admin" may also manage keys.
       timeout_s: time limit of each call, including the time to connect.
 
     Raises:
@@ -328,14 +328,15 @@ class DispatcherClient:
 
     def __init__(self, address: str, credentials: Credentials, role: str, timeout_s: float) -> None:
         from zmqdist.rpc.client import ZmqClient
+        from zmqdist.transport.keys import NOT_OBSERVABLE
 
         self.address = address
         self._timeout_s = timeout_s
         try:
             security = credentials.client(address, role)
         except errors.FailedPreconditionError as error:
-            try:  # a monitor has only this key
-                security = credentials.client(address, "observe" if role == "client" else role)
+            try:  # a program that only calls methods may have only this key
+                security = credentials.client(address, "client" if role == "observe" else role)
             except errors.FailedPreconditionError:
                 raise error from None
         try:
@@ -344,11 +345,14 @@ class DispatcherClient:
             )
         except errors.DeadlineExceededError:
             raise self._silent() from None
+        except errors.PermissionDeniedError as error:
+            if NOT_OBSERVABLE not in error.message:
+                raise
+            raise _no_dispatcher(address) from None
         # another zmqdist server, such as a task of a cluster, accepts the connection as well
         if not hasattr(self._client, "facts_blocking"):
             self._client.close()
-            problem = f"the server at {address} {IS_NO_DISPATCHER}: use the address that `zmqdist dispatcher` printed"
-            raise errors.FailedPreconditionError(problem)
+            raise _no_dispatcher(address)
 
     def call(self, method: str, *arguments: Any, timeout_s: float = 0.0) -> Any:
         """Call a method of the dispatcher and return its result. If `timeout_s` is 0, use the
@@ -409,20 +413,27 @@ class DispatcherClient:
         )
 
 
+def _no_dispatcher(address: str) -> errors.FailedPreconditionError:
+    return errors.FailedPreconditionError(
+        f"the server at {address} {IS_NO_DISPATCHER}: use the address that `zmqdist dispatcher` "
+        f"printed"
+    )
+
+
 def serve_dashboard(
     address: str, credentials: Credentials, say: Callable[[str], object], stack: ExitStack
 ) -> Dashboard:
     """Start a dashboard of the dispatcher at "host:port", which `stack` ends, and say its link."""
     from zmqdist.observe.dashboard.server import Dashboard
 
-    client = DispatcherClient(address, credentials, "client", CONNECT_S)
+    client = DispatcherClient(address, credentials, "observe", CONNECT_S)
     dispatcher = stack.enter_context(client)
     return stack.enter_context(Dashboard(dispatcher.call, say=say))
 
 
 def client_of(address: str, credentials: Credentials) -> Callable[[float], DispatcherClient]:
-    """Return a function that makes a client with the role "client", with this time-out."""
-    return partial(DispatcherClient, address, credentials, "client")
+    """Return a function that makes a client with the role "observe", with this time-out."""
+    return partial(DispatcherClient, address, credentials, "observe")
 
 
 def check_count(name: str, count: int) -> None:

@@ -115,7 +115,7 @@ from zmqdist.rpc.payload import pack_result
 from zmqdist.task_context import enter, leave
 from zmqdist.transport.calls_machine import ServedCall, ServerCalls, counted_bytes
 from zmqdist.transport.connection_snapshots import ServerSnapshot
-from zmqdist.transport.keys import OBSERVER, ROLES
+from zmqdist.transport.keys import NOT_OBSERVABLE, OBSERVER, ROLES
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Peer, Router
 from zmqdist.transport.transfers import Source, allocate_fresh, announced_bytes
@@ -880,8 +880,7 @@ class RpcService:
 
     def _not_allowed(self, peer: Peer, message: Call | Calls, _frames: list[Any]) -> None:
         for call in message.items if isinstance(message, Calls) else [message]:
-            problem = f"role {peer.role} may only read the facts of a dispatcher"
-            self._router.send(peer, failed(call.id, PermissionDeniedError(problem)))
+            self._router.send(peer, failed(call.id, PermissionDeniedError(NOT_OBSERVABLE)))
 
     def _called_many(self, peer: Peer, calls: Calls, frames: list[memoryview]) -> None:
         if frames:

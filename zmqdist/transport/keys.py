@@ -202,7 +202,11 @@ def _problem(status: os.stat_result, owners: tuple[int, ...], mode_bits: int) ->
 
 
 OBSERVER: Final = "observe"
-"""The role of a process that may read the facts of a dispatcher, and nothing else."""
+"""The role of a process that may read the inside of a cluster at its dispatcher (facts, stacks,
+profiles, logs), and nothing else."""
+
+NOT_OBSERVABLE: Final = "role observe may only read the inside of a dispatcher"
+"""What every other server answers to this role."""
 ROLES: Final = ("client", OBSERVER, "submit", "worker", "admin")
 _SERVER: Final = "server"
 AUTHORIZED: Final = "authorized"

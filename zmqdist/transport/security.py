@@ -46,7 +46,7 @@ libzmq attaches the user id to every message of the connection (router.py).
 
 Roles
     client   may call methods, may not send code
-    observe  may read the facts of a dispatcher, and nothing else
+    observe  may read the inside of a cluster at its dispatcher, and nothing else
     submit   may also schedule functions
     worker   may run functions
     admin    may do everything

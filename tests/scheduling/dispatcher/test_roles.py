@@ -18,6 +18,7 @@ from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.data import Dataset
 from zmqdist.data.service import distribute
 from zmqdist.launch.connection import DispatcherClient
+from zmqdist.launch.log_follower import KEPT
 from zmqdist.rpc import ZmqClient, ZmqServer
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import keys
@@ -155,15 +156,18 @@ def test_refusal_names_key_of_connection(folder_of: Callable[..., str], tmp_path
     assert security.source == f"key {used}, read from {folder}/submit.key"
 
 
-def test_observer_reads_facts_and_nothing_else(folder_of: Callable[..., str]) -> None:
+def test_observer_reads_the_inside_and_no_more(folder_of: Callable[..., str]) -> None:
     server, worker, observer = (folder_of(role) for role in ("server", "worker", "observe"))
     credentials = Credentials(keys_dir=observer)
     with (
         zd.DispatchServer(DispatcherConfig(keys_dir=server)) as dispatcher,
         zd.WorkerServer(WorkerConfig(dispatcher.address, keys_dir=worker)),
-        DispatcherClient(dispatcher.address, credentials, "client", 20.0) as client,
+        DispatcherClient(dispatcher.address, credentials, "observe", 20.0) as client,
     ):
         assert [row["name"] for row in client.call("facts")["workers"]] == ["worker:0"]
+        assert client.call("stack", "worker:0") != {}
+        assert client.call("profile", "", 0.1) == {"stacks": {}, "failed": {}}
+        assert client.call("logs", "", KEPT, 0.0)["failed"] == {}
         for call in (("shutdown", 1.0), ("drain", "worker", 0, 1.0), ("keys",)):
             with pytest.raises(errors.PermissionDeniedError, match="role observe may not call"):
                 client.call(*call)
@@ -176,8 +180,33 @@ def test_observer_calls_no_method_of_other_servers(folder_of: Callable[..., str]
         rpc.register("secret", lambda: 1)
         rpc.start()
         security = Credentials(keys_dir=observer).client(rpc.address, "observe")
-        with pytest.raises(errors.PermissionDeniedError, match="only read the facts"):
+        with pytest.raises(errors.PermissionDeniedError, match="only read the inside"):
             ZmqClient(rpc.address, "", True, 5_000, security=security)
+    finally:
+        rpc.stop()
+
+
+def test_monitor_uses_its_own_key_or_a_client_s(
+    folder_of: Callable[..., str], tmp_path: Path
+) -> None:
+    folders = [(str(tmp_path / "all"), "observe"), (folder_of("client"), "client")]
+    with zd.DispatchServer(DispatcherConfig(keys_dir=folder_of("server"))) as dispatcher:
+        for folder, role in folders:
+            credentials = Credentials(keys_dir=folder)
+            with (
+                DispatcherClient(dispatcher.address, credentials, "observe", 20.0) as monitor,
+                pytest.raises(errors.PermissionDeniedError, match=f"role {role} may not call"),
+            ):
+                monitor.call("shutdown", 0.0)
+
+
+def test_observer_of_another_server_is_told_so(folder_of: Callable[..., str]) -> None:
+    rpc = ZmqServer("127.0.0.1:0", keys_dir=folder_of("server"))
+    try:
+        rpc.start()
+        credentials = Credentials(keys_dir=folder_of("observe"))
+        with pytest.raises(errors.FailedPreconditionError, match="is no dispatcher"):
+            DispatcherClient(rpc.address, credentials, "observe", 20.0)
     finally:
         rpc.stop()
 
@@ -189,7 +218,7 @@ def test_refused_message_is_in_the_facts(folder_of: Callable[..., str]) -> None:
         with pytest.raises(errors.PermissionDeniedError):
             zd.WorkerServer(WorkerConfig(dispatcher.address, keys_dir=client)).join()
         credentials = Credentials(keys_dir=client)
-        with DispatcherClient(dispatcher.address, credentials, "client", 20.0) as reader:
+        with DispatcherClient(dispatcher.address, credentials, "observe", 20.0) as reader:
             (refusal,) = reader.call("facts")["refusals"]
     assert "role client may not send Register" in refusal["reason"]
     assert refusal["peer"]
