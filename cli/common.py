@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -238,6 +239,14 @@ def target_and(words: tuple[str, ...], name: str, example: str) -> tuple[str | N
     if not 1 <= len(words) <= 2:
         raise click.UsageError(f"wanted [TARGET] {name}, as 127.0.0.1:5050 {example}")
     return (words[0] if len(words) == 2 else None), words[-1]
+
+
+def check_worker(name: str) -> None:
+    """Raise click.UsageError if this is not the name of a worker."""
+    if not re.fullmatch(r"[\w-]+:[0-9]{1,9}", name):
+        raise click.UsageError(
+            f"{name!r} is not the name of a worker: wanted JOB:INDEX, as worker:1"
+        )
 
 
 def printable(text: str, allowed: str = "") -> str:

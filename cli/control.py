@@ -17,6 +17,7 @@ from zmqdist.launch.exit_codes import ExitCode
 from zmqdist.observe.status import plural
 from zmqdist_cli.common import (
     Seconds,
+    check_worker,
     grace_option,
     locate,
     printable,
@@ -81,11 +82,8 @@ def drain(
     left.
     """
     target, name = target_and(target_and_worker, "WORKER", "worker:1")
+    check_worker(name)
     job, _, index = name.rpartition(":")
-    if not job or not _is_number(index):
-        raise click.UsageError(
-            f"{name!r} is not the name of a worker: wanted JOB:INDEX, as worker:1"
-        )
     with DispatcherClient(*locate(target, **secrets), "submit", timeout_s) as dispatcher:
         reply = dispatcher.call(
             "drain", job, int(index), grace_s, force, dry_run, timeout_s=timeout_s + ASKED_S

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -14,10 +15,19 @@ from typing import Any
 
 import click
 
+from zmqdist import clock as time
+from zmqdist.errors import UnavailableError
 from zmqdist.launch.connection import DispatcherClient
-from zmqdist.launch.log_follower import FROM_NOW, KEPT, WAIT_S, line_of
+from zmqdist.launch.log_follower import AGAIN_S, ALL, FROM_NOW, KEPT, WAIT_S, NewRows, line_of
 from zmqdist.limits import ANSWER_S
-from zmqdist_cli.common import Seconds, locate, printable, target_and, target_options
+from zmqdist_cli.common import (
+    Seconds,
+    check_worker,
+    locate,
+    printable,
+    target_and,
+    target_options,
+)
 
 
 @click.command(short_help="Show where the functions of a worker are in their code.")
@@ -31,7 +41,8 @@ def stack(words: tuple[str, ...], *, timeout_s: float, **secrets: Any) -> None:
     host. You may leave it out if the environment variable ZMQDIST_CONFIG names a running cluster.
     """
     target, worker = target_and(words, "WORKER", "worker:0")
-    with DispatcherClient(*locate(target, **secrets), "client", timeout_s) as dispatcher:
+    check_worker(worker)
+    with DispatcherClient(*locate(target, **secrets), "observe", timeout_s) as dispatcher:
         stacks = dispatcher.call("stack", worker, timeout_s=ANSWER_S + timeout_s)
     for process, text in stacks.items():
         click.echo(printable(f"{process}\n{text}\n", "\n"))
@@ -66,13 +77,17 @@ def profile(
     host. You may leave it out if the environment variable ZMQDIST_CONFIG names a running cluster.
     """
     target, worker = target_and_worker(words)
-    with DispatcherClient(*locate(target, **secrets), "client", timeout_s) as dispatcher:
+    path = Path(output)
+    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+        # says so now, and not after the recording
+        raise click.UsageError(f"-o {output}: wanted a file, in a folder where you may write")
+    with DispatcherClient(*locate(target, **secrets), "observe", timeout_s) as dispatcher:
         until_s = seconds + ANSWER_S + timeout_s
         answer = dispatcher.call("profile", worker, seconds, timeout_s=until_s)
     for problem in answer["failed"].values():
         click.echo(printable(problem), err=True)
     stacks = answer["stacks"]
-    Path(output).write_text(json.dumps(_speedscope(stacks, worker or "all workers")))
+    path.write_text(json.dumps(_speedscope(stacks, worker or "all workers")))
     click.echo(f"{sum(stacks.values()):.3g} s in functions: open {output} at speedscope.app")
     own_s: dict[str, float] = defaultdict(float)
     for stack_names, stack_s in stacks.items():
@@ -126,7 +141,7 @@ def logs(
     """
     target, worker = target_and_worker(words)
     with (
-        DispatcherClient(*locate(target, **secrets), "client", timeout_s) as dispatcher,
+        DispatcherClient(*locate(target, **secrets), "observe", timeout_s) as dispatcher,
         contextlib.suppress(KeyboardInterrupt),
     ):
         for row in _rows(dispatcher, worker, timeout_s, follow=follow):
@@ -140,7 +155,10 @@ def target_and_worker(words: tuple[str, ...]) -> tuple[str | None, str]:
         raise click.UsageError("wanted [TARGET] [WORKER], as 127.0.0.1:5050 worker:0")
     if len(words) == 1:
         return (None, words[0]) if re.fullmatch(r"worker:\d+", words[0]) else (words[0], "")
-    return (words[0], words[1]) if words else (None, "")
+    if not words:
+        return None, ""
+    check_worker(words[1])
+    return words[0], words[1]
 
 
 def _rows(
@@ -151,11 +169,19 @@ def _rows(
     answer = dispatcher.call("logs", worker, KEPT, 0.0, timeout_s=ANSWER_S + timeout_s)
     for problem in answer["failed"].values():
         click.echo(printable(problem), err=True)
-    yield from answer["rows"]
-    printed = {tuple(row[1:]) for row in answer["rows"]}
+    new_rows = NewRows()
+    yield from new_rows.of(answer["rows"])
+    new_rows.begin_anew()
     while follow:
-        answer = dispatcher.call("logs", worker, number, WAIT_S, timeout_s=WAIT_S + timeout_s)
-        yield from (row for row in answer["rows"] if tuple(row[1:]) not in printed)
+        try:
+            answer = dispatcher.call("logs", worker, number, WAIT_S, timeout_s=WAIT_S + timeout_s)
+        except UnavailableError as error:
+            click.echo(printable(f"{error}; trying again"), err=True)
+            time.sleep(AGAIN_S)
+            number = ALL
+            new_rows.begin_anew()
+            continue
+        yield from new_rows.of(answer["rows"])
         number = answer["next"]
 
 

@@ -17,11 +17,12 @@ import pytest
 
 import zmqdist as zd
 from tests.cli.helpers import COMMAND, run_here
+from tests.ports import free_port
 from tests.scheduling.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.launch.connection import DispatcherClient, client_of
-from zmqdist.launch.log_follower import KEPT, LogFollower, line_of
+from zmqdist.launch.log_follower import ALL, FROM_NOW, KEPT, LogFollower, line_of
 from zmqdist.scheduling.dispatcher import log_stream
 from zmqdist.transport.credentials import Credentials
 
@@ -200,8 +201,6 @@ def test_follower_goes_on_after_the_dispatcher(
     start_worker: Callable[..., Any],
     captured: Captured,
 ) -> None:
-    from tests.ports import free_port
-
     port = free_port()
     dispatcher = start_dispatcher(port=port, lease_s=2.0)
     address = f"127.0.0.1:{port}"
@@ -222,6 +221,77 @@ def test_follower_goes_on_after_the_dispatcher(
             until(is_shown)
     finally:
         follower.close()
+
+
+@pytest.mark.parametrize("since", [FROM_NOW, ALL])
+def test_lines_come_once_after_a_new_dispatcher(
+    since: int,
+    start_dispatcher: Callable[..., subprocess.Popen[str]],
+    start_worker: Callable[..., Any],
+    captured: Captured,
+) -> None:
+    port = free_port()
+    dispatcher = start_dispatcher(port=port, lease_s=2.0)
+    address = f"127.0.0.1:{port}"
+    worker = start_worker(address, echo=False, index=0)
+    asked: list[int] = []
+
+    def open_client(timeout_s: float) -> Any:
+        client = client_of(address, Credentials())(timeout_s)
+        call = client.call
+        client.call = lambda name, worker, since, *rest, **options: (  # type: ignore[method-assign]
+            asked.append(since) or call(name, worker, since, *rest, **options)
+        )
+        return client
+
+    follower = LogFollower(open_client, since=since)
+    try:
+        until(lambda: len(asked) > (since == FROM_NOW))
+        with ClusterCoordinator(address) as coordinator:
+            coordinator.submit(say, "first").result(20)
+            until(lambda: captured.has("[worker-0] first\n"))
+            worker.signal(signal.SIGSTOP)  # it registers after the follower has asked
+            dispatcher.kill()
+            dispatcher.wait()
+            count = len(asked)
+            start_dispatcher(port=port, lease_s=2.0)
+            until(lambda: len(asked) > count)
+            worker.signal(signal.SIGCONT)
+            coordinator.submit(say, "again").result(20)
+            until(lambda: captured.has("[worker-0] again\n"))
+            assert captured.out.count("first") == 1
+    finally:
+        follower.close()
+
+
+def test_command_follows_a_new_dispatcher(
+    start_dispatcher: Callable[..., subprocess.Popen[str]], start_worker: Callable[..., Any]
+) -> None:
+    port = free_port()
+    dispatcher = start_dispatcher(port=port, lease_s=2.0)
+    address = f"127.0.0.1:{port}"
+    start_worker(address, echo=False, index=0)
+    with ClusterCoordinator(address) as coordinator:
+        coordinator.submit(say, "first").result(20)
+        follower = subprocess.Popen(
+            [*COMMAND, "logs", address, "-f"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert follower.stdout is not None
+        try:
+            assert follower.stdout.readline() == "[worker-0] first\n"
+            dispatcher.kill()
+            dispatcher.wait()
+            start_dispatcher(port=port, lease_s=2.0)
+            coordinator.submit(say, "again").result(20)
+            assert follower.stdout.readline() == "[worker-0] again\n"
+        finally:
+            follower.send_signal(signal.SIGINT)
+            _, problems = follower.communicate(timeout=20)
+    assert "trying again" in problems
+    assert follower.returncode == 0
 
 
 def test_command_prints_the_lines_of_one_worker(cluster: zd.local_cluster) -> None:
