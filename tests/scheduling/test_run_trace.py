@@ -147,3 +147,22 @@ def test_lost_dispatcher_leaves_a_valid_file(tmp_path: Path) -> None:
             coordinator.submit(square, 3).result()
             cluster.dispatcher.stop()
         assert [row["name"].rpartition(".")[2] for row in events(path, "X")][:1] == ["square"]
+
+
+def test_trace_at_a_folder_is_refused_and_leaves_none(
+    coordinator: ClusterCoordinator, tmp_path: Path
+) -> None:
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(IsADirectoryError, match="runs"), coordinator.trace(tmp_path / "runs"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_trace_stays_where_the_program_began(
+    coordinator: ClusterCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with coordinator.trace("run.json"):
+        monkeypatch.chdir("/")
+        coordinator.submit(square, 2).result()
+    assert len([row for row in events(tmp_path / "run.json", "X") if row["cat"] == "task"]) == 1

@@ -17,6 +17,7 @@ Promises, checked by tests/scheduling/test_run_trace.py
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import threading
@@ -68,7 +69,7 @@ class Trace:
     """
 
     def __init__(self, runtime: CoordinatorRuntime, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
+        self.path = os.path.abspath(path)  # the program may change its folder
         self._runtime = runtime
         self._submitted: dict[int, tuple[float, str]] = {}
         self._ready: dict[int, float] = {}
@@ -84,6 +85,8 @@ class Trace:
     def __enter__(self) -> Trace:
         if self._runtime.listeners.trace is not None:
             raise FailedPreconditionError("this coordinator records a trace already: end it first")
+        if os.path.isdir(self.path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
         self._write()  # a path that cannot be written to fails now, and not after the work
         self._client = self._connect()
         try:

@@ -9,13 +9,14 @@ import pytest
 
 from tests.scheduling.dispatcher import helpers
 from tests.scheduling.dispatcher.helpers import begin, coordinator, finish, hear, submit, worker
-from zmqdist.events import PeerGone
+from zmqdist.events import PeerGone, Ticked
 from zmqdist.limits import (
     EVENTS_KEPT,
     FAILURE_MESSAGE_CHARS_MAX,
     FAILURES_SHOWN_MAX,
     FUNCTION_NAME_CHARS_MAX,
     FUNCTIONS_SHOWN_MAX,
+    GROWTH_LIMIT_S,
     OBSERVED_S,
     TRACEBACK_CHARS_MAX,
 )
@@ -260,6 +261,19 @@ def test_function_that_loses_every_start_is_a_failure(broker: Broker) -> None:
     hear(broker, "w", SlotsLost([(1, -9, "")]))
     (entry,) = record(broker)["failures"]
     assert (entry["error"], entry["work"]) == ("WorkerLost", 50)
+
+
+def test_work_that_no_worker_can_run_is_a_failure(broker: Broker) -> None:
+    named(broker)
+    worker(broker)
+    items = [(work, 0, 0, 7, b"1") for work in (1, 2, 3)]
+    hear(broker, "c", Submit(1, items, resources=(("gpu", 2000),)))
+    assert record(broker)["failures"] == []
+    broker.handle(Ticked(), GROWTH_LIMIT_S)
+    (entry,) = record(broker, now=GROWTH_LIMIT_S)["failures"]
+    assert (entry["error"], entry["function"], entry["worker"]) == ("UnavailableError", "job.f", "")
+    assert entry["message"].startswith("3 did not begin: it needs gpu 2, which is more than ")
+    assert (function_row(broker)["failed"], record(broker)["totals"]["failed"]) == (3, 3)
 
 
 # -- why work waits --------------------------------------------------------------------------------

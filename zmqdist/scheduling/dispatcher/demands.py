@@ -287,6 +287,10 @@ class Demands:
             return f"{queue.worker} is away"
         return "all is in use" if queue.request else f"{queue.near} has its inputs"
 
+    def lack_text(self, queue: SessionQueue) -> str:
+        """Return what the work of a queue needs, and what workers have in its place."""
+        return self.stocks.lack_text(queue.request, queue.worker)
+
     def _is_here(self, worker: str) -> bool:
         load = self._loads.get(worker)
         return load is not None and load.reachable and not load.member.leaving
@@ -297,7 +301,7 @@ class Demands:
             for band in reversed(queue.bands)
             for item in (*band.report_before_start, *band.items)
         ][:count]
-        text = self.stocks.lack_text(queue.request, queue.worker)
+        text = self.lack_text(queue)
         return [
             Send(queue.session.peer, Unsatisfied(works[at : at + BATCH_ITEMS_MAX], text, final))
             for at in range(0, len(works), BATCH_ITEMS_MAX)

@@ -53,13 +53,16 @@ from zmqdist.messages import (
     WorkerFacts,
 )
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member
-from zmqdist.scheduling.dispatcher.records import Lease, LeaseState
+from zmqdist.scheduling.dispatcher.records import Lease, LeaseState, SessionQueue
 
 OTHER_FUNCTIONS: Final = "other functions"
 """The row of functions beyond those that are told apart."""
 
 OUTCOMES: Final = ("value", "error", "value", "cancelled", "value", "input lost", "out of memory")
 """What the timeline calls each kind of outcome (messages.py)."""
+
+UNMET_SHOWN_MAX: Final = 8
+"""The functions that one entry each says of a queue whose work no worker can run."""
 
 RATE_S: Final = 5.0
 """Seconds over which a rate of calls is an average."""
@@ -325,6 +328,29 @@ class Facts:
                 f"its process has died {attempts_max} times while it ran, and it does not run again"
             )
             self.note_failure(self._worked(lease, 0), member, "WorkerLost", text, now)
+
+    def note_unmet(self, queue: SessionQueue, lack: str, now: float) -> None:
+        """Record that the work of a queue has failed before it began, because no worker has what it
+        needs."""
+        coordinator = queue.session.coordinator
+        items = (item for band in queue.bands for item in (*band.report_before_start, *band.items))
+        for fn, count in Counter(item[3] for item in items).most_common(UNMET_SHOWN_MAX):
+            name = self.name(coordinator, fn)
+            self._totals_of(name).failed += count
+            self._add(
+                self.failures,
+                now,
+                function=name,
+                worker="",
+                host="",
+                pid=0,
+                coordinator=coordinator,
+                work=0,
+                attempt=0,
+                error="UnavailableError",
+                message=f"{count:,} did not begin: {lack}"[:FAILURE_MESSAGE_CHARS_MAX],
+                traceback="",
+            )
 
     def note_slot_death(
         self,

@@ -654,6 +654,7 @@ class Dispatch:
             notices, unmet = self.placement.demands.judge(now)
             effects += notices
             for queue in unmet:
+                self.facts.note_unmet(queue, self.placement.demands.lack_text(queue), now)
                 queue.session.finished += queue.count
                 self.placement.drop_queue(queue)
         return effects + self._report_progress()
