@@ -78,30 +78,49 @@ def test_views_show_hostile_names_as_text(size: tuple[int, int], key: int) -> No
         await pilot.press(str(key))
         await pilot.pause()
         assert all(line.isprintable() for line in shown(app))
-        if VIEWS[key - 1].name in ("workers", "slots", "functions"):
+        if VIEWS[key - 1].name in ("workers", "slots"):
             assert '<script>alert("x")</script>?[31mred?[0m?gpj' in "\n".join(shown(app))
+        if VIEWS[key - 1].name == "functions":  # the rest is reached by scrolling
+            assert '<script>alert("x")<' in "\n".join(shown(app))
 
     driven(made_up.call, size, use)
 
 
-def test_whole_name_is_reached_by_scrolling() -> None:
-    made_up, name = MadeUp(), "module.[bold]" + "x" * 80
+LONG_NAME = "module.[bold]" + "x" * 80
+
+
+def with_long_name() -> MadeUp:
+    made_up = MadeUp()
     facts = made_up.facts
     made_up.facts = lambda *_: {  # type: ignore[method-assign]
         **facts(),
-        "functions": [{**facts()["functions"][0], "name": name}],
+        "functions": [{**facts()["functions"][0], "name": LONG_NAME}],
     }
+    return made_up
+
+
+def test_long_name_hides_no_figures_of_functions() -> None:
+    async def use(app: TopScreen, pilot: Pilot[None]) -> None:
+        await pilot.press("3")
+        await pilot.pause()
+        (titles,) = (line.split() for line in shown(app) if line.lstrip().startswith("time"))
+        assert titles == ["time", "runs", "failed", "now", "queued", "mean", "p99", "name"]
+
+    driven(with_long_name().call, (80, 24), use)
+
+
+def test_whole_name_is_reached_by_scrolling() -> None:
 
     async def use(app: TopScreen, pilot: Pilot[None]) -> None:
         await pilot.press("3")
         await pilot.pause()
         table = app.query_one(DataTable)
-        assert name in str(table.get_row_at(0)[0])
+        assert LONG_NAME in map(str, table.get_row_at(0))
         await pilot.press(*["right"] * 40)
         await pilot.pause()
         assert table.scroll_x > 0
 
-    driven(made_up.call, (80, 24), use)
+    driven(with_long_name().call, (80, 24), use)
 
 
 def test_thousand_workers_scroll_sort_and_filter() -> None:

@@ -130,6 +130,12 @@ def test_resources_and_what_waits_for_them_are_shown() -> None:
     assert status.demands(full).lines()[0] in status.lines(full)
 
 
+def test_reason_why_work_waits_is_shown_whole() -> None:
+    detail = "each needs gpu 1; no worker has so much" + "; worker:0 has nothing" * 5
+    row = {"coordinator": 1, "reason": "resources", "detail": detail, "count": 12}
+    assert detail in status.waiting(record(waiting=[row])).lines()[2]
+
+
 def test_actors_have_a_table() -> None:
     live = {
         "actor": 0x123,

@@ -21,6 +21,9 @@ from zmqdist.observe.wait_reasons import sentence
 TEXT_CHARS_MAX: Final = 100
 """The most characters that one cell of a table shows of another process's text."""
 
+WHY_CHARS_MAX: Final = 300
+"""The most characters of a sentence that says why work waits."""
+
 ROWS_SHOWN_MAX: Final = 20
 """The most rows of functions, slots, failures and reasons that a table shows."""
 
@@ -306,7 +309,7 @@ def waiting(status: Status) -> Table:
             (
                 f"{row['coordinator'] & 0xFFFFFFFF:08x}",
                 f"{row['count']:,}",
-                printable(sentence(row)),
+                printable(sentence(row), WHY_CHARS_MAX),
             )
             for row in rows[:ROWS_SHOWN_MAX]
         ),
@@ -550,11 +553,11 @@ def plural(count: int, noun: str, plural_noun: str = "") -> str:
     return f"{count:,} {noun if count == 1 else plural_noun or noun + 's'}"
 
 
-def printable(text: str) -> str:
+def printable(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
     """Return a text of another process with unprintable characters replaced, shortened to
-    TEXT_CHARS_MAX."""
-    shown = "".join(char if char.isprintable() else "?" for char in text[: TEXT_CHARS_MAX + 1])
-    return shown if len(shown) <= TEXT_CHARS_MAX else shown[: TEXT_CHARS_MAX - 3] + "..."
+    `chars_max`."""
+    shown = "".join(char if char.isprintable() else "?" for char in text[: chars_max + 1])
+    return shown if len(shown) <= chars_max else shown[: chars_max - 3] + "..."
 
 
 def _shown(rows: Sequence[Any]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from zmqdist.errors import describe_exit
-from zmqdist.observe.status import duration, printable, size_of, time_of
+from zmqdist.observe.status import WHY_CHARS_MAX, duration, printable, size_of, time_of
 from zmqdist.observe.wait_reasons import sentence
 
 Facts = Mapping[str, Any]
@@ -178,14 +178,14 @@ VIEWS: Final = (
         "functions",
         lambda facts: facts["functions"],
         (
-            Column("name", "name", _text),
+            Column(">time", lambda row: row["count"] * row["mean_s"], _age),
             Column(">runs", "count", _count),
             Column(">failed", "failed", _count),
             Column(">now", "running", _count),
             Column(">queued", "queued", _count),
-            Column(">time", lambda row: row["count"] * row["mean_s"], _age),
             Column(">mean", "mean_s", _took),
             Column(">p99", "p99_s", _took),
+            Column("name", "name", _text),  # a long one hides no figure that is asked for often
             Column(">max", "max_s", _took),
             Column(">cpu", "cpu_s", _age),
             Column(">in", "bytes_in", _size),
@@ -197,7 +197,7 @@ VIEWS: Final = (
         lambda facts: facts["waiting"],
         (
             Column(">count", "count", _count),
-            Column("why", sentence, _text),
+            Column("why", sentence, lambda text: printable(text, WHY_CHARS_MAX)),
             Column("program", lambda row: f"{row['coordinator'] & 0xFFFFFFFF:08x}", _text),
         ),
     ),
