@@ -9,7 +9,8 @@
 The first use of a name imports the part of zmqdist that defines it, so that `import zmqdist` is
 fast. `__all__` and `dir` list the names of every program, and `from zmqdist import *` imports
 these. Names that only TensorFlow's users want are in `zmqdist.tf`. They may also be written
-`zmqdist.JobDef`, for example, but `dir` does not list them here.
+`zmqdist.JobDef`, for example, but `dir` does not list them here, nor `dask_scheduler`, which needs
+dask.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from zmqdist.cluster import ClusterDef as ClusterDef
     from zmqdist.cluster import JobDef as JobDef
     from zmqdist.cluster import ServerDef as ServerDef
+    from zmqdist.integrations.dask import dask_scheduler as dask_scheduler
     from zmqdist.launch.connection import connect
     from zmqdist.launch.executor import Executor
     from zmqdist.launch.local_cluster import local_cluster
@@ -95,6 +97,7 @@ _WHERE = {
     "connect_to_cluster": "zmqdist.tasks.connect",
     "connect_to_host": "zmqdist.tasks.connect",
     "current_actor": "zmqdist.tasks.current_actor",
+    "dask_scheduler": "zmqdist.integrations.dask",
     "empty": "zmqdist.transport.arrays",
     "empty_like": "zmqdist.transport.arrays",
     "freeze": "zmqdist.transport.arrays",

@@ -36,6 +36,7 @@ from numpy.typing import DTypeLike, NDArray
 from zmqdist import nest
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.field_types import ArgumentTypeError, converted
+from zmqdist.tensors import as_array
 
 
 def plain_array(value: Any, subject: str) -> NDArray[Any]:
@@ -49,8 +50,10 @@ def plain_array(value: Any, subject: str) -> NDArray[Any]:
       InvalidArgumentError: the value is of a subclass of ndarray, or a list that contains one or
         makes no array.
     """
+    if type(value) is np.ndarray:
+        return value
     try:
-        array = np.asarray(value)
+        array = np.asarray(as_array(value))
     except ValueError as error:  # for instance, lists of unequal lengths
         raise InvalidArgumentError(f"{subject}: not an array: {error}") from error
     loss = "" if array is value else what_is_lost(value)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import operator
 import os
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,6 +73,54 @@ def test_worker_that_dies_costs_no_result(get: Callable[..., Any], tmp_path: Any
     first = dask.delayed(np.ones)(200_000)
     died = dask.delayed(die_once)(str(tmp_path / "died"), 2)
     assert dask.delayed(lambda a, b: float(a.sum()) * b)(first, died).compute(scheduler=get) == 4e5
+
+
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        raise ValueError("as asked")
+
+
+def wait_for_cancel(path: Path) -> int:
+    (path / "begun").touch()
+    for _ in range(400):
+        if zd.cancelled():
+            (path / "cancelled").touch()
+            return 0
+        time.sleep(0.05)
+    return 1
+
+
+def wait_for(path: Path) -> None:
+    until = time.monotonic() + 15
+    while not path.exists():
+        assert time.monotonic() < until, path
+        time.sleep(0.01)
+
+
+def fail_after(path: Path) -> None:
+    wait_for(path)
+    raise ValueError("as asked")
+
+
+@pytest.mark.parametrize("fails", ["when submitted", "when run"])
+def test_error_cancels_inner_tasks_that_run(
+    get: Callable[..., Any], tmp_path: Path, fails: str
+) -> None:
+    slow = dask.delayed(abs)(dask.delayed(wait_for_cancel)(tmp_path))
+    if fails == "when run":
+        bad = dask.delayed(fail_after)(tmp_path / "begun")
+    else:
+        bad = dask.delayed(Unpicklable())
+    with pytest.raises(ValueError, match="as asked"):
+        dask.delayed(max)(slow, bad).compute(scheduler=get)
+    if (tmp_path / "begun").exists():
+        wait_for(tmp_path / "cancelled")
+    assert dask.delayed(abs)(-1).compute(scheduler=get) == 1
+
+
+def test_scheduler_is_set_by_its_root_name(cluster: zd.local_cluster) -> None:
+    with dask.config.set(scheduler=zd.dask_scheduler(cluster)):
+        assert dask.delayed(sum)([dask.delayed(abs)(-1), 2]).compute() == 3
 
 
 def inner(number: int) -> int:

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
     "joblib": ("joblib", "sklearn", "threadpoolctl"),
     "dask": ("dask.array",),
+    "torch": ("torch",),
     "tensors": ("torch", "polars", "pyarrow"),
     "scipy": ("scipy", "emcee", "optuna", "tqdm"),
 }

@@ -3,6 +3,8 @@ not go through the pickle. Needs the packages: pip install zmqdist[engines]."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +13,17 @@ import pytest
 
 import zmqdist as zd
 from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.rpc import payload
 from zmqdist.wire import trusted
+
+try:
+    import torch
+
+    class OfUser(torch.Tensor):
+        pass
+
+except ImportError:
+    pass
 
 pytestmark = pytest.mark.shares_cluster
 
@@ -109,6 +121,194 @@ def test_memory_is_beside_pickle(coordinator: ClusterCoordinator, make: Callable
         assert received.equals(value)
     else:
         np.testing.assert_array_equal(np.asarray(received), np.asarray(value))
+
+
+def jax_bfloat16() -> Any:
+    jax = pytest.importorskip("jax", reason="needs pip install jax")
+    return jax.numpy.arange(1 << 17, dtype="bfloat16")
+
+
+def torch_bfloat16() -> Any:
+    torch = pytest.importorskip("torch", reason="needs pip install zmqdist[engines]")
+    return torch.arange(1 << 17).to(torch.bfloat16)
+
+
+def torch_strided() -> Any:
+    torch = pytest.importorskip("torch", reason="needs pip install zmqdist[engines]")
+    return torch.arange(1 << 18, dtype=torch.float64).reshape(512, 512).T[::2]
+
+
+def ml_dtypes_array() -> Any:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    return np.arange(1 << 17).astype(ml_dtypes.bfloat16)
+
+
+def pandas_frame() -> Any:
+    pandas = pytest.importorskip("pandas", reason="needs pip install pandas")
+    return pandas.DataFrame({"number": np.arange(1 << 17), "text": ["a"] * (1 << 17)})
+
+
+def arrow_array() -> Any:
+    return pytest.importorskip("pyarrow").array(np.arange(1 << 17))
+
+
+def arrow_table() -> Any:
+    pyarrow = pytest.importorskip("pyarrow")
+    return pyarrow.table({"number": np.arange(1 << 17), "text": ["a"] * (1 << 17)})
+
+
+class Holder:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def get(self) -> Any:
+        return self.value
+
+
+def as_argument(coordinator: ClusterCoordinator, value: Any) -> Any:
+    return coordinator.submit(echo, value).result(60)
+
+
+def as_state(coordinator: ClusterCoordinator, value: Any) -> Any:
+    actor = coordinator.actor(Holder, value)
+    received = actor.get().result(60)
+    coordinator.kill(actor)
+    return received
+
+
+def as_rpc_value(_: ClusterCoordinator, value: Any) -> Any:
+    with zd.rpc.serve(methods=[echo]) as server, zd.rpc.connect(server.address) as client:
+        return client.echo_blocking(value)
+
+
+def as_variable(_: ClusterCoordinator, value: Any) -> Any:
+    return zd.Variable(value).numpy()
+
+
+def as_element(_: ClusterCoordinator, value: Any) -> Any:
+    return next(iter(zd.data.Dataset.from_tensors(value)))
+
+
+ARRAYS = [torch_bfloat16, torch_strided, jax_array, jax_bfloat16, ml_dtypes_array]
+FRAMES = [polars_frame, polars_series, pandas_frame, arrow_array, arrow_table, image]
+
+
+def same(received: Any, value: Any) -> bool:
+    if hasattr(value, "equals"):
+        return bool(received.equals(value))
+    if hasattr(value, "to_dense"):
+        return bool((received == value).all())
+    return bool((np.asarray(received) == np.asarray(value)).all())
+
+
+@pytest.mark.parametrize("road", [as_argument, as_state])
+@pytest.mark.parametrize("make", [*ARRAYS, *FRAMES, state_dict])
+def test_value_arrives_with_its_type(
+    coordinator: ClusterCoordinator, make: Callable[[], Any], road: Callable[..., Any]
+) -> None:
+    value = make()
+    received = road(coordinator, value)
+    assert type(received) is type(value)
+    if isinstance(value, dict):
+        assert all(same(received[name], value[name]) for name in value)
+    else:
+        assert same(received, value)
+
+
+@pytest.mark.parametrize("make", ARRAYS)
+def test_tensor_travels_by_rpc_with_its_type(
+    coordinator: ClusterCoordinator, make: Callable[[], Any]
+) -> None:
+    value = make()
+    received = as_rpc_value(coordinator, value)
+    assert type(received) is type(value)
+    assert received.dtype == value.dtype
+    assert same(received, value)
+
+
+@pytest.mark.parametrize(
+    ("make", "road"),
+    [
+        (make, road)
+        for make in (torch_bfloat16, torch_strided, jax_bfloat16, arrow_array, image)
+        for road in (as_rpc_value, as_variable, as_element)
+        if road is not as_rpc_value or make in (arrow_array, image)  # others keep their type
+    ],
+)
+def test_array_takes_place_of_other_values(
+    coordinator: ClusterCoordinator, make: Callable[[], Any], road: Callable[..., Any]
+) -> None:
+    value = make()
+    received = road(coordinator, value)
+    assert type(received) is np.ndarray
+    if hasattr(value, "to_dense"):
+        value = value.double().numpy()
+        received = received.astype(np.float64)
+    np.testing.assert_array_equal(received, np.asarray(value))
+
+
+def test_all_dtypes_of_torch_arrive() -> None:
+    torch = pytest.importorskip("torch", reason="needs pip install zmqdist[engines]")
+    dtypes = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+    count = 0
+    for dtype in dtypes:
+        if str(dtype).startswith(("torch.q", "torch.bits")):
+            continue
+        tensor = torch.arange(64, dtype=torch.uint8).view(dtype)
+        packed = trusted.pack(tensor)
+        assert isinstance(packed, bytes)
+        received = trusted.unpack(packed)
+        assert received.dtype == dtype
+        assert torch.equal(received.view(torch.uint8), tensor.view(torch.uint8)), dtype
+        count += 1
+    assert count > 20
+
+
+def test_memory_of_subclass_is_beside_pickle() -> None:
+    torch = pytest.importorskip("torch", reason="needs pip install zmqdist[engines]")
+    tensor = torch.ones(1 << 17).as_subclass(OfUser)
+    tensor.note = "kept"
+    packed = trusted.pack(tensor)
+    assert isinstance(packed, list)
+    assert len(packed) == 2
+    received = trusted.unpack_parts(packed)
+    assert type(received) is OfUser
+    assert received.note == "kept"
+    assert torch.equal(received, tensor)
+
+
+def test_names_and_types_of_polars_are_kept() -> None:
+    polars = pytest.importorskip("polars", reason="needs pip install zmqdist[engines]")
+    series = polars.Series("grade", ["a", "b"], dtype=polars.Enum(["a", "b"]))
+    received = trusted.unpack(trusted.pack(series))
+    assert (received.name, received.dtype) == (series.name, series.dtype)
+
+
+def test_refused_tensor_says_what_to_call() -> None:
+    torch = pytest.importorskip("torch", reason="needs pip install zmqdist[engines]")
+    with pytest.raises(zd.errors.InvalidArgumentError, match=r"\['x'\] is .*to_dense\(\)"):
+        payload.pack({"x": torch.eye(3).to_sparse()})
+
+
+def test_batches_join_tensors_as_arrays() -> None:
+    torch = pytest.importorskip("torch", reason="needs pip install zmqdist[engines]")
+    server = zd.rpc.Server.create("zmq", "127.0.0.1:0")
+    server.register("double", lambda rows: torch.from_numpy(rows) * 2, batch=True)
+    server.start()
+    with server, zd.rpc.connect(server.address) as client:
+        assert client.double_blocking(torch.ones(2, 3)).tolist() == [[2.0] * 3] * 2
+
+
+def test_receiver_without_package_gets_array() -> None:
+    torch = pytest.importorskip("torch", reason="needs pip install zmqdist[engines]")
+    body, _ = payload.pack((torch.ones(2), torch.ones(2, dtype=torch.bfloat16)))
+    program = (
+        "import sys; from zmqdist.rpc import payload;"
+        f"a, b = payload.unpack({body!r}, [], 'peer');"
+        "print(type(a).__name__, a.dtype, b.dtype, 'torch' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.stdout == "ndarray float32 bfloat16 False\n", ran.stderr
 
 
 def test_tensor_of_missing_device_says_so() -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests.house.test_structure import SOURCES, name_of
 
 REACHES = {
+    "storage._untyped_storage": "torch's public name of the storage warns, on each use",
     "threading._register_atexit": "called before the interpreter waits for the program's threads; "
     "`atexit` is called after that",
     "atexit._run_exitfuncs": "what else is to be done at the end is done before `os._exit`, which "

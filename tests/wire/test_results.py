@@ -40,8 +40,8 @@ def test_unsafe_type_is_named_with_place() -> None:
     assert str(raised.value) == (
         "the function returned a value that `results: safe` refuses: value['a'][1] is a "
         "builtins.set: only None, bool, int, float, "
-        "complex, str, bytes, list, tuple, namedtuple, dict, numpy scalars and arrays, TensorSpec "
-        "are permitted; return one of these, or "
+        "complex, str, bytes, list, tuple, namedtuple, dict, numpy scalars and arrays, tensors, "
+        "TensorSpec are permitted; pass list(x); return one of these, or "
         "leave out `results: safe` if you trust the workers"
     )
 

@@ -8,8 +8,11 @@ import threading
 import tracemalloc
 import weakref
 from collections import OrderedDict, defaultdict, namedtuple
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from decimal import Decimal
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -191,6 +194,32 @@ Odd = type("Odd name", (tuple,), {"_fields": ("a",)})
 def test_unsupported_value_is_named_with_place(value: Any, problem: str) -> None:
     with pytest.raises(InvalidArgumentError, match=problem):
         safe.encode(value)
+
+
+@dataclass
+class Record:
+    x: int = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "way"),
+    [
+        (OrderedDict(a=1), "dict(x)"),
+        (Colour.RED, "x.name or x.value"),
+        ({1}, "list(x)"),
+        (range(3), "list(x)"),
+        (datetime(2020, 1, 1), "x.isoformat(), or np.datetime64(x)"),
+        (timedelta(1), "np.timedelta64(x)"),
+        (Record(), "dataclasses.asdict(x), of which Class(**fields) makes it again"),
+        (Decimal(1), "str(x)"),
+        (Path("a"), "str(x)"),
+    ],
+)
+def test_refusal_says_how_to_convert(value: Any, way: str) -> None:
+    with pytest.raises(InvalidArgumentError) as raised:
+        safe.encode([value])
+    assert str(raised.value).startswith(f"value[0] is a {type(value).__module__}.")
+    assert str(raised.value).endswith(f"TensorSpec travel by RPC; pass {way}")
 
 
 def test_value_that_contains_itself_is_refused() -> None:
@@ -446,6 +475,11 @@ def _packed(item: Any) -> bytes:
         (_packed([9, True]), 1, "the place of bytes in the frames belongs"),
         (_packed([10, 3, "<f4", None]), 0, "TensorSpec"),
         (_packed([10, [-1], "<f4", None]), 0, "negative"),
+        (_packed([12, "torch", "", [4, "<f4", [1], False, b"1234"], 0]), 0, "items where 4"),
+        (_packed([12, "torch", 1, [4, "<f4", [1], False, b"1234"]]), 0, "package or dtype"),
+        (_packed([12, "torch", "load", [4, "<f4", [1], False, b"1234"]]), 0, "no dtype"),
+        (_packed([12, "os", "load", [4, "<f4", [1], False, b"1234"]]), 0, "no dtype"),
+        (_packed([12, "torch", "", [1]]), 0, "no array"),
         (
             _packed([1, *([3, f"P{i}", ["x"], 1] for i in range(NAMEDTUPLE_KINDS_MAX + 1))]),
             0,

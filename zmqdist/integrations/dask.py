@@ -1,8 +1,7 @@
 """`dask_scheduler`: dask computes its graphs on the workers of a cluster. It needs the package dask.
 
 >>> import dask
->>> from zmqdist.integrations.dask import dask_scheduler
->>> with dask.config.set(scheduler=dask_scheduler(cluster)):
+>>> with dask.config.set(scheduler=zd.dask_scheduler(cluster)):
 ...     dask.delayed(sum)([dask.delayed(abs)(-1), 2]).compute()
 3
 """
@@ -60,27 +59,30 @@ def _compute(
     results = set(flatten([keys]))
     missing = Counter(key for node in graph.values() for key in node.dependencies)
     values: dict[Any, Any] = {}
+    unfinished: dict[Any, Any] = {}
     ranks = order(graph)
-    for key in sorted(graph, key=ranks.__getitem__):
-        node = graph[key]
-        inputs = {name: values[name] for name in node.dependencies}
-        if isinstance(node, DataNode):
-            values[key] = coordinator.scatter(node.value)
-        elif isinstance(node, Alias):
-            values[key] = inputs[node.target]
-        else:
-            work = coordinator.options(lineage=True, name=_name_of(key), **options)
-            values[key] = work.submit(_run, node, inputs)
-        for name in node.dependencies:
-            missing[name] -= 1
-            if not missing[name] and name not in results:
-                del values[name]  # the worker frees it when the last task that needs it has ended
     try:
+        for key in sorted(graph, key=ranks.__getitem__):
+            node = graph[key]
+            inputs = {name: values[name] for name in node.dependencies}
+            if isinstance(node, DataNode):
+                values[key] = coordinator.scatter(node.value)
+            elif isinstance(node, Alias):
+                values[key] = inputs[node.target]
+            else:
+                work = coordinator.options(lineage=True, name=_name_of(key), **options)
+                values[key] = unfinished[key] = work.submit(_run, node, inputs)
+                values[key].add_done_callback(lambda _, key=key: unfinished.pop(key, None))
+            for name in node.dependencies:
+                missing[name] -= 1
+                if not missing[name] and name not in results:
+                    # the worker frees it when the last task that needs it has ended
+                    del values[name]
         return nested_get(keys, {key: values[key].result() for key in results})
     except errors.ClosureInputError as error:
         raise error.original_exception from None
     finally:
-        for value in values.values():
+        for value in list(unfinished.values()):
             value.cancel()
 
 

@@ -1,5 +1,5 @@
 """Values as the payload of a call or a reply. The safe codec encodes them; an object with
-`__array__` travels as an array.
+`__array__`, `__dlpack__` or a buffer travels as an array.
 
 Snapshots: arguments and results are sent as they were at the time of the call. A large part that
 its owner could still change is copied.
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from zmqdist import nest
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.limits import CHUNK_BYTES, DEPTH_MAX
+from zmqdist.tensors import described
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.shm_pool import ReceivedMemory, memory_for, this_pool
 from zmqdist.transport.transfers import Source, allocate_fresh, is_large
@@ -57,7 +58,7 @@ def pack(value: Any) -> tuple[bytes, list[Any]]:
                 new is old
                 for new, old in zip(nest.flatten(arrays), nest.flatten(value), strict=True)
             )
-        except (TypeError, RecursionError):
+        except (TypeError, ValueError, BufferError, RecursionError):
             # A dict has keys that cannot be sorted, the nesting is too deep, or `__array__` raises.
             # `error` names what cannot travel.
             raise error from None
@@ -91,9 +92,14 @@ def unpack(body: bytes, parts: Sequence[Any], peer: str) -> Any:
 
 
 def _as_array(leaf: Any) -> Any:
-    if hasattr(leaf, "__array__") and not isinstance(leaf, (np.ndarray, np.generic, type)):
+    cls = type(leaf)
+    if isinstance(leaf, (np.ndarray, np.generic, type)) or described(leaf) is not None:
+        return leaf
+    if hasattr(cls, "__array__") or hasattr(leaf, "__array_interface__"):
         return np.asarray(leaf)
-    return leaf
+    if hasattr(cls, "__dlpack__"):
+        return np.from_dlpack(leaf)
+    return np.asarray(memoryview(leaf)) if cls.__module__ in ("array", "mmap") else leaf
 
 
 _GENERATOR: Final = (

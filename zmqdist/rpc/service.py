@@ -113,6 +113,7 @@ from zmqdist.rpc.methods import (
 )
 from zmqdist.rpc.payload import pack_result
 from zmqdist.task_context import enter, leave
+from zmqdist.tensors import as_array
 from zmqdist.transport.calls_machine import ServedCall, ServerCalls, counted_bytes
 from zmqdist.transport.connection_snapshots import ServerSnapshot
 from zmqdist.transport.keys import NOT_OBSERVABLE, OBSERVER, ROLES
@@ -168,6 +169,8 @@ class Batched:
         arguments are not arrays with the same number of rows.
         """
         arguments = (args, named)
+        if named or not all(type(arg) is np.ndarray for arg in args):
+            arguments = nest.map_structure(as_array, arguments)  # tensors are joined as arrays
         rows: set[int] = set()
         kind = _kind(arguments, rows)
         if len(rows) != 1:
@@ -239,7 +242,7 @@ class Batched:
     def _parts(self, result: Any, rows: list[int]) -> Iterator[Any]:
         """Yield the part of the joined result that belongs to each call, as views."""
         total = sum(rows)
-        leaves = nest.flatten(result)
+        leaves = list(map(as_array, nest.flatten(result)))
         for leaf in leaves:
             if not isinstance(leaf, np.ndarray) or leaf.shape[:1] != (total,):
                 shown = (

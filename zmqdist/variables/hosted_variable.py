@@ -46,6 +46,7 @@ from numpy.typing import NDArray
 from zmqdist.errors import InvalidArgumentError, OpError, UnknownError
 from zmqdist.limits import PS_STEPS_OPEN_MAX, SHM_DESCRIPTOR_BYTES_MIN
 from zmqdist.specs import IndexedSlices, TensorSpec, convert, what_is_lost
+from zmqdist.tensors import as_array
 from zmqdist.transport.arrays import freeze
 from zmqdist.update_rules import UpdateRule, summed_rows
 from zmqdist.variables.updates_machine import Steps
@@ -69,6 +70,7 @@ def cast(value: Any, dtype: np.dtype[Any], subject: str) -> NDArray[Any]:
     if loss:
         raise InvalidArgumentError(f"{subject}: {loss}")
     try:
+        value = as_array(value)
         if not hasattr(value, "dtype"):
             return convert(
                 value if not hasattr(value, "__array__") else np.asarray(value),

@@ -3,45 +3,53 @@ torch tensors, jax arrays, polars frames, PIL images. pandas and pyarrow do so b
 
 A package that the program has not imported costs nothing and is not imported. A value that a rule
 does not fit (sparse, on another device that cannot be read, a subclass) is pickled by the rule of
-its own package. What arrives is of the same type, private and writable.
+its own package, whose parts (indices, storages) follow the rules here. What arrives is of the same
+type, private and writable.
+
+Not here: tensors as arrays, and back, for what does not pickle (tensors.py).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from zmqdist import tensors
 from zmqdist.errors import FailedPreconditionError
 
 Rule: TypeAlias = "Callable[[Any], tuple[Any, ...]]"
 
 _rules: dict[type, Rule] = {}
 """The rules of the packages that were found to be imported."""
+_modules_seen = 0
+"""The number of imported modules when all packages were last looked for."""
 
 
 def rules(buffer: Callable[[Any], Any]) -> dict[type, Rule]:
     """Return the rules by type, of the packages that the program has imported. The caller must not
     change them. `buffer` is what makes memory a part beside the pickle."""
-    for name in _unseen:
-        module = sys.modules.get(name)
-        # while another thread still imports it, it lacks names
-        if module is not None and hasattr(module, "__version__"):
-            _add(name, module, buffer)
+    if len(sys.modules) != _modules_seen:
+        _look(buffer)
     return _rules
 
 
-def _add(name: str, module: ModuleType, buffer: Callable[[Any], Any]) -> None:
-    global _unseen
-    try:
-        rule_by_type = _PACKAGES[name](module, buffer)
-    except (AttributeError, KeyError):  # it is being imported, or a version that is unknown here
-        return
-    _unseen = tuple(other for other in _unseen if other != name)
-    _rules.update(rule_by_type)
+def _look(buffer: Callable[[Any], Any]) -> None:
+    global _unseen, _modules_seen
+    count = len(sys.modules)
+    for name in _unseen:
+        module = sys.modules.get(name)
+        if module is None:
+            continue
+        try:
+            _rules.update(_PACKAGES[name](module, buffer))
+        except (AttributeError, KeyError):  # another thread imports it, or its version is unknown
+            count = 0
+        else:
+            _unseen = tuple(other for other in _unseen if other != name)
+    _modules_seen = count
 
 
 # -- torch -----------------------------------------------------------------------------------------
@@ -79,7 +87,25 @@ def _torch(torch: Any, buffer: Any) -> dict[type, Rule]:
             buffer(memory),
         )
 
-    return {torch.Tensor: reduce_tensor}
+    def reduce_storage(storage: Any) -> tuple[Any, ...]:
+        untyped = storage._untyped_storage  # its public name warns
+        if untyped.device.type != "cpu":
+            return storage.__reduce__()  # type: ignore[no-any-return]
+        data = torch.empty(0, dtype=torch.uint8).set_(untyped)
+        return _storage, (str(storage.dtype).removeprefix("torch."), buffer(data.numpy()))
+
+    # a tensor of a subclass is pickled with its storage
+    return {torch.Tensor: reduce_tensor, torch.TypedStorage: reduce_storage}
+
+
+def _storage(dtype: str, buffer: Any) -> Any:
+    """Rebuild the storage of tensors. Pickles refer to this function by its name."""
+    import torch
+
+    memory = _tensor("uint8", (memoryview(buffer).nbytes,), False, False, "", buffer)
+    return torch.TypedStorage(  # type: ignore[no-untyped-call, unused-ignore]
+        wrap_storage=memory.untyped_storage(), dtype=getattr(torch, dtype), _internal=True
+    )
 
 
 def _tensor(
@@ -110,7 +136,8 @@ def _tensor(
 
 def _jax(_jax: Any, _: Any) -> dict[type, Rule]:
     def reduce_array(array: Any) -> tuple[Any, ...]:
-        if len(array.devices()) > 1:
+        # NumPy's arrays have no weak types
+        if len(array.devices()) > 1 or array.weak_type:
             return array.__reduce_ex__(5)  # type: ignore[no-any-return]
         return _jax_array, (np.asarray(array),)
 
@@ -119,9 +146,7 @@ def _jax(_jax: Any, _: Any) -> dict[type, Rule]:
 
 def _jax_array(values: Any) -> Any:
     """Rebuild an array of jax. Pickles refer to this function by its name."""
-    import jax
-
-    return jax.numpy.asarray(values)
+    return tensors.jax_array(values)
 
 
 # -- polars and PIL --------------------------------------------------------------------------------
@@ -129,19 +154,24 @@ def _jax_array(values: Any) -> Any:
 
 def _polars(polars: Any, _: Any) -> dict[type, Rule]:
     def reduce_frame(frame: Any) -> tuple[Any, ...]:
+        is_series = isinstance(frame, polars.Series)
+        columns = frame.to_frame() if is_series else frame
         try:
-            return _frame, (type(frame).__name__, frame.to_arrow())
+            if polars.Object not in columns.dtypes:  # its memory has addresses of objects
+                return _frame, (is_series, columns.to_arrow())
         except ImportError:  # pyarrow is missing
-            return frame.__reduce_ex__(5)  # type: ignore[no-any-return]
+            pass
+        return frame.__reduce_ex__(5)  # type: ignore[no-any-return]
 
     return {polars.DataFrame: reduce_frame, polars.Series: reduce_frame}
 
 
-def _frame(cls: str, table: Any) -> Any:
+def _frame(is_series: bool, table: Any) -> Any:
     """Rebuild a frame or a series of polars. Pickles refer to this function by its name."""
     import polars
 
-    return polars.from_arrow(table)
+    frame: Any = polars.from_arrow(table)
+    return frame.to_series(0) if is_series else frame
 
 
 def _pil(pil: Any, buffer: Any) -> dict[type, Rule]:

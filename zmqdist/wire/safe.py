@@ -2,11 +2,12 @@
 
 Rules
     The set of types is closed: None, bool, int of any size, float, complex, str, bytes, list,
-    tuple, namedtuple, dict, NumPy's scalars and arrays, TensorSpec. A value arrives with its exact
-    type, with three exceptions: bytearray and memoryview become bytes, a namedtuple gets a generic
-    class with the same name and fields (unless its class is registered in namedtuples.py), and
-    np.memmap becomes an array. Other subclasses are refused, because they would arrive as their
-    base class.
+    tuple, namedtuple, dict, NumPy's scalars and arrays, TensorSpec, tensors of torch and arrays of
+    jax. A value arrives with its exact type, with four exceptions: bytearray and memoryview become
+    bytes, a namedtuple gets a generic class with the same name and fields (unless its class is
+    registered in namedtuples.py), np.memmap becomes an array, and so does a tensor whose package
+    the receiver has not imported, because a sender must not make it import any. Other subclasses
+    are refused, because they would arrive as their base class.
 
     Decoding any bytes either returns a value or raises WireError, and the sender chooses no class.
     A decoded value takes at most about 80 times the memory of its body (as a list of empty dicts
@@ -43,7 +44,14 @@ Not here: functions and objects (trusted.py), the bound on a frame (transport).
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
+import decimal
+import enum
+import os
 import re
+import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from types import NoneType
@@ -53,6 +61,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqdist import tensors
 from zmqdist.errors import InvalidArgumentError, WireError
 from zmqdist.limits import (
     DEPTH_MAX,
@@ -282,11 +291,12 @@ def probe_count(hashes: NDArray[np.int64], bits: int) -> int:
     return probes
 
 
-ALLOWED = "None, bool, int, float, complex, str, bytes, list, tuple, namedtuple, dict, numpy scalars and arrays, TensorSpec"
+ALLOWED = "None, bool, int, float, complex, str, bytes, list, tuple, namedtuple, dict, numpy scalars and arrays, tensors, TensorSpec"
 
 _TUPLE, _LIST, _DICT, _NAMED, _ARRAY, _SCALAR, _COMPLEX, _BIG_INT, _TEXT, _BYTES, _SPEC, _FROZEN = (
     range(12)
 )
+_TENSOR: Final = 12
 
 _PLAIN = frozenset({NoneType, bool, int, float, str, bytes})
 _ALWAYS_PLAIN = frozenset({NoneType, bool, float})
@@ -423,11 +433,43 @@ def _writer_of(value: Any) -> Callable[[Any, _Writer, int], Any]:
         return _write_scalar
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return _write_named
-    hint = f"; {how_to_make_plain(value)}" if isinstance(value, np.ndarray) else ""
+    try:
+        tensor = tensors.described(value)
+    except ValueError as error:
+        raise _Refused(f"is {error}") from None
+    if tensor is not None:
+        package, dtype, array = tensor
+        return lambda _, out, depth: (
+            _TENSOR,
+            package,
+            dtype,
+            _write_array(array, out, _deeper(depth)),
+        )
     raise _Refused(
         f"is a {type(value).__module__}.{type(value).__qualname__}: only {ALLOWED} travel by "
-        f"RPC{hint}"
+        f"RPC{how_to_convert(value)}"
     )
+
+
+_CONVERSIONS: Final[tuple[tuple[tuple[type, ...], str], ...]] = (
+    ((dict,), "dict(x)"),
+    ((enum.Enum,), "x.name or x.value"),
+    ((set, frozenset, deque, range), "list(x)"),
+    ((datetime.date, datetime.time), "x.isoformat(), or np.datetime64(x)"),
+    ((datetime.timedelta,), "np.timedelta64(x)"),
+    ((list, tuple), "list(x)"),
+    ((decimal.Decimal, uuid.UUID, os.PathLike, str), "str(x)"),
+)
+"""What a user can write in place of a value `x` of a type that is refused."""
+
+
+def how_to_convert(value: Any) -> str:
+    """Return what a user can write in place of a value that is refused, as the end of a sentence."""
+    if isinstance(value, np.ndarray):
+        return f"; {how_to_make_plain(value)}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return "; pass dataclasses.asdict(x), of which Class(**fields) makes it again"
+    return next((f"; pass {how}" for types, how in _CONVERSIONS if isinstance(value, types)), "")
 
 
 def _deeper(depth: int) -> int:
@@ -819,6 +861,16 @@ def _framed(data: Any, reader: _Reader) -> bytes:
     return bytes(reader.frame() if data is None else reader.from_joined(data))
 
 
+def _read_tensor(node: list[Any], reader: _Reader, depth: int) -> Any:
+    _, package, dtype, array = _exactly(node, 4)
+    if type(package) is not str or type(dtype) is not str:
+        raise ValueError("a tensor without a package or dtype")
+    array = _value(array, reader, _step(depth))
+    if type(array) is not np.ndarray:
+        raise ValueError("a tensor that is no array")
+    return tensors.tensor_of(package, dtype, array)
+
+
 def _read_spec(node: list[Any], reader: _Reader, depth: int) -> Any:
     _, shape, described, name = _exactly(node, 4)
     if not (shape is None or type(shape) is list) or not (name is None or type(name) is str):
@@ -841,6 +893,7 @@ _READERS: dict[int, Callable[[list[Any], _Reader, int], Any]] = {
     _BYTES: lambda node, reader, depth: _framed(_exactly(node, 2)[1], reader),
     _SPEC: _read_spec,
     _FROZEN: _read_frozen,
+    _TENSOR: _read_tensor,
 }
 
 
