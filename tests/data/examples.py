@@ -25,12 +25,16 @@ from zmqdist.data import (
     TextLineDataset,
     TFRecordDataset,
 )
+from zmqdist.data.experimental import assert_cardinality
 from zmqdist.data.interfaces import make
+from zmqdist.data.ops.csv_rows import CsvRows
 from zmqdist.data.ops.elementwise import ShardOp
 from zmqdist.data.ops.snapshots import ChunkFiles, Chunks
 from zmqdist.data.ops.sources import Elements
 from zmqdist.data.structure import spec_of
 from zmqdist.specs import TensorSpec
+
+CSV = b'a,1\n\n"b, ""c""",2\n'
 
 
 @dataclass(frozen=True)
@@ -212,6 +216,10 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(lambda _: Dataset.counter().take(4)),
         Example(lambda _: Dataset.range(4).take(-1)),
     ],
+    "assert_cardinality": [
+        Example(lambda _: Dataset.range(4).filter(lambda x: x > 1).apply(assert_cardinality(2))),
+        Example(lambda _: arrays().apply(assert_cardinality(4))),
+    ],
     "skip": [
         Example(lambda _: Dataset.range(6).skip(4)),
         Example(lambda _: Dataset.range(6).skip(-1)),
@@ -333,6 +341,10 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(lambda _: lengths().ragged_batch(2)),
         Example(lambda _: lengths().ragged_batch(4, True)),
     ],
+    "sparse_batch": [
+        Example(lambda _: lengths().map(lambda x: x).sparse_batch(2, [None])),
+        Example(lambda _: Dataset.range(5).sparse_batch(2, [])),
+    ],
     "cache": [
         Example(lambda _: Dataset.range(5).cache()),
         Example(lambda _: Dataset.range(6).shuffle(6, seed=1).cache()),
@@ -363,6 +375,9 @@ EXAMPLES: dict[str, list[Example]] = {
                 files(folder, record(b"one") + record(b""), record(b"two"))
             )
         )
+    ],
+    "csv_rows": [
+        Example(lambda folder: make(CsvRows(), [Dataset.from_tensor_slices(files(folder, CSV))])),
     ],
     "parquet": [
         Example(lambda folder: ParquetDataset(tables(folder), ["n", "t"])),

@@ -315,8 +315,3 @@ def test_ragged_elements_survive_unbatch() -> None:
     (back,) = load_elements(json.loads(json.dumps(save_elements([next(iter(ragged))]))))
     assert type(back) is Ragged
     assert back.to_list() == [[0], [0, 1]]
-    with pytest.raises(InvalidArgumentError, match="cannot batch ragged"):
-        list(ragged.map(lambda batch: batch).batch(2))
-    for composite in (next(iter(ragged)), Sparse.of(np.eye(2))):
-        with pytest.raises(ValueError, match="unbatch"):
-            Dataset.from_tensor_slices(composite)

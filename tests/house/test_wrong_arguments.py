@@ -175,6 +175,8 @@ VALID: Final[dict[str, Any]] = {
     "element_length_func": identity,
     "file_pattern": __file__,
     "filenames": [__file__],
+    "TFRecordWriter.filename": "/dev/null",
+    "record_defaults": [str],
     "fn": identity,
     "func": identity,
     "generator": identity,

@@ -11,6 +11,7 @@ File format
     `rows` is the number of elements in the block. `arrays` has the dtype and shape of each array
     that follows. `element` is the structure of an element, with the kind of each leaf:
       array, scalar   one array with a row for each element. A row of an `array` is an array, and a row of a `scalar` is a NumPy scalar.
+      none            no array: the leaf is None in each row
       str, bytes      two arrays: the bytes of all strings joined (text as UTF-8), and the position at which each string ends
     A tuple is ["tuple", ...], a namedtuple ["namedtuple", name, [field, ...], ...], a dict ["dict",
     [key, ...], ...].
@@ -109,6 +110,8 @@ def spec_to_json(spec: Any) -> Any:
     """Return a spec as JSON types. Raises UnimplementedError if elements hold datasets."""
 
     def leaf(leaf_spec: Any) -> Any:
+        if leaf_spec is None:
+            return None
         if isinstance(leaf_spec, DatasetSpec):
             raise UnimplementedError(
                 "elements that hold datasets cannot be written: apply batch() or flat_map() first"
@@ -124,7 +127,9 @@ def spec_to_json(spec: Any) -> Any:
 def spec_from_json(text: Any) -> Any:
     """Return the spec from the result of `spec_to_json`. Raises DataLossError for other values."""
 
-    def leaf(leaf_text: Any) -> TensorSpec:
+    def leaf(leaf_text: Any) -> TensorSpec | None:
+        if leaf_text is None:
+            return None
         return TensorSpec(
             None if leaf_text["shape"] is None else tuple(leaf_text["shape"]),
             dtype_from_json(leaf_text["dtype"]),
@@ -153,6 +158,8 @@ def _flatten(x: Any, leaves: list[Any]) -> Any:
         return dict, *((key, _flatten(item, leaves)) for key, item in x.items())
     if isinstance(x, tuple):
         return cls, *(_flatten(item, leaves) for item in x)
+    if x is None:
+        return None
     leaves.append(x)
     if cls in _SCALAR:
         return cls
@@ -246,7 +253,10 @@ class ElementsFile:
             return
         arrays: list[Any] = []
         columns = iter(zip(*rows, strict=True))
-        element = structure_to_json(self._first, lambda leaf: _column(leaf, next(columns), arrays))
+        element = structure_to_json(
+            self._first,
+            lambda leaf: "none" if leaf is None else _column(leaf, next(columns), arrays),
+        )
         kinds = [[_dtype_to_json(array.dtype), array.shape] for array in arrays]
         head = json.dumps(
             {"rows": len(rows), "arrays": kinds, "element": element}, separators=(",", ":")
@@ -300,9 +310,8 @@ def read_elements(file: IO[bytes], path: str) -> Iterator[Any]:
         while line := file.readline(2**20):
             block = json.loads(line)
             arrays = [_read_array(file, dtype, shape) for dtype, shape in block["arrays"]]
-            yield from _rows_of(
-                structure_from_json(block["element"], partial(_Column, iter(arrays))), block["rows"]
-            )
+            column = partial(_column_of, iter(arrays))
+            yield from _rows_of(structure_from_json(block["element"], column), block["rows"])
     except (
         ValueError,
         TypeError,
@@ -365,7 +374,13 @@ class _Column:
             yield from self._values
 
 
+def _column_of(arrays: Iterator[Any], kind: Any) -> _Column | None:
+    return None if kind == "none" else _Column(arrays, kind)
+
+
 def _rows_of(structure: Any, rows: int) -> Iterator[Any]:
+    if structure is None:
+        return repeat(None, rows)
     if isinstance(structure, dict):
         if not structure:
             return repeat({}, rows)

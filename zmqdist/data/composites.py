@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from zmqdist.errors import InvalidArgumentError
-from zmqdist.specs import TensorSpec, plain_array
+from zmqdist.specs import TensorSpec, joined, plain_array
 from zmqdist.wire.namedtuples import known_namedtuple
 
 
@@ -26,7 +26,8 @@ class Ragged(NamedTuple):
     [[1], [2, 3]]
 
     Attributes:
-      values: the rows, joined along axis 0.
+      values: the rows, joined along axis 0: an array, or a Ragged whose rows are the items of these
+        rows.
       row_splits: integers of shape (number of rows + 1,).
     """
 
@@ -40,7 +41,9 @@ class Ragged(NamedTuple):
         >>> zd.data.Ragged(np.array([1, 2, 3]), np.array([0, 1, 3])).shape()
         (2, None)
         """
-        return (len(self.row_splits) - 1, None, *self.values.shape[1:])
+        values = self.values
+        inner = values.shape() if isinstance(values, Ragged) else values.shape
+        return (len(self.row_splits) - 1, None, *inner[1:])
 
     def rows(self) -> Iterator[Any]:
         """Return an iterator over the rows, which are views of `values`.
@@ -48,7 +51,7 @@ class Ragged(NamedTuple):
         >>> print(*zd.data.Ragged(np.array([1, 2, 3]), np.array([0, 1, 3])).rows())
         [1] [2 3]
         """
-        return (self.values[low:high] for low, high in pairwise(self.row_splits.tolist()))
+        return (sliced(self.values, low, high) for low, high in pairwise(self.row_splits.tolist()))
 
     def to_list(self) -> list[Any]:
         """Return the rows as nested lists.
@@ -56,7 +59,7 @@ class Ragged(NamedTuple):
         >>> zd.data.Ragged(np.array([1, 2, 3]), np.array([0, 0, 3])).to_list()
         [[], [1, 2, 3]]
         """
-        return [row.tolist() for row in self.rows()]
+        return [row.to_list() if isinstance(row, Ragged) else row.tolist() for row in self.rows()]
 
 
 @known_namedtuple
@@ -127,15 +130,55 @@ Composite: TypeAlias = Ragged | Sparse
 COMPOSITES = frozenset({Ragged, Sparse})
 
 
+def sliced(value: Any, start: int, stop: int) -> Any:
+    """Return the rows from `start` to `stop` of an array or a composite."""
+    if isinstance(value, Ragged):
+        splits = value.row_splits[start : stop + 1]
+        return Ragged(sliced(value.values, splits[0], splits[-1]), splits - splits[0])
+    if isinstance(value, Sparse):
+        low, high = np.searchsorted(value.indices[:, 0], (start, stop)).tolist()
+        indices, shape = value.indices[low:high].copy(), value.dense_shape.copy()
+        indices[:, 0] -= start
+        shape[0] = min(stop, shape[0]) - start
+        return Sparse(indices, value.values[low:high], shape)
+    return value[start:stop]
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Join arrays, or Raggeds, along axis 0. Raises InvalidArgumentError if they differ in dtype,
+    in rank or in the shape of their rows."""
+    first = parts[0]
+    if not isinstance(first, Ragged):
+        kinds = {
+            type(part) if isinstance(part, Ragged) else (part.dtype, part.shape[1:])
+            for part in parts
+        }
+        if len(kinds) > 1:
+            raise InvalidArgumentError(
+                "cannot batch ragged elements that differ in rank, dtype or the shape of rows"
+            )
+        return joined(parts)
+    if not all(isinstance(part, Ragged) for part in parts):
+        raise InvalidArgumentError("cannot batch ragged elements with others")
+    lengths = np.concatenate([np.diff(part.row_splits) for part in parts])
+    splits = np.concatenate([[0], np.cumsum(lengths)]).astype(first.row_splits.dtype)
+    return Ragged(_joined([part.values for part in parts]), splits)
+
+
 def stacked(elements: Sequence[Composite]) -> Composite:
     """Stack several composites to one composite with a new axis 0.
 
     Raises:
-      InvalidArgumentError: the composites are ragged, or differ in shape or dtype.
+      InvalidArgumentError: the composites are of two classes, or differ in rank, dtype or the shape
+        of rows.
     """
+    if isinstance(elements[0], Ragged):
+        rows = _joined(elements)
+        counts = [0, *(len(composite.row_splits) - 1 for composite in elements)]  # type: ignore[union-attr]
+        return Ragged(rows, np.cumsum(counts, dtype=rows.row_splits.dtype))
     if not all(isinstance(composite, Sparse) for composite in elements):
-        raise InvalidArgumentError("cannot batch ragged elements: split them by unbatch() first")
-    shape, dtype = elements[0].dense_shape, elements[0].values.dtype  # type: ignore[union-attr]
+        raise InvalidArgumentError("cannot batch sparse elements with others")
+    shape, dtype = elements[0].dense_shape, elements[0].values.dtype
     for composite in elements:
         if not np.array_equal(composite.dense_shape, shape) or composite.values.dtype != dtype:  # type: ignore[union-attr]
             raise InvalidArgumentError("cannot batch sparse elements that differ in shape or dtype")
@@ -152,32 +195,41 @@ def stacked(elements: Sequence[Composite]) -> Composite:
 def spec_of_composite(value: Composite) -> Composite:
     """Return the spec of a composite. The number of its values is not part of the spec."""
     if isinstance(value, Ragged):
-        values, splits = np.asarray(value.values), np.asarray(value.row_splits)
-        return Ragged(
-            TensorSpec((None, *values.shape[1:]), values.dtype),
-            TensorSpec(splits.shape, splits.dtype),
-        )
+        splits = np.asarray(value.row_splits)
+        splits_spec = TensorSpec(splits.shape, splits.dtype)
+        if isinstance(value.values, Ragged):
+            return Ragged(_of_any_length(spec_of_composite(value.values)), splits_spec)
+        values = np.asarray(value.values)
+        return Ragged(TensorSpec((None, *values.shape[1:]), values.dtype), splits_spec)
     rank = len(value.dense_shape)
-    return _sparse_spec(rank, np.asarray(value.values).dtype)
+    return sparse_spec(rank, np.asarray(value.values).dtype)
 
 
-def batched_spec(spec: Composite) -> Composite:
-    """Return the spec of a batch of composites whose spec is `spec`. Raises InvalidArgumentError
-    for a Ragged."""
+def _of_any_length(spec: Any) -> Any:
+    """Return the spec of a Ragged without its number of rows."""
+    return Ragged(spec.values, TensorSpec((None,), spec.row_splits.dtype))
+
+
+def batched_spec(spec: Composite, size: int | None) -> Composite:
+    """Return the spec of a batch of `size` composites whose spec is `spec`."""
     if isinstance(spec, Ragged):
-        raise InvalidArgumentError("cannot batch ragged elements: split them by unbatch() first")
-    return _sparse_spec(spec.dense_shape.shape[0] + 1, spec.values.dtype)
+        splits = TensorSpec((None if size is None else size + 1,), spec.row_splits.dtype)
+        return Ragged(_of_any_length(spec), splits)
+    return sparse_spec(spec.dense_shape.shape[0] + 1, spec.values.dtype)
 
 
 def row_spec(spec: Composite) -> Any:
     """Return the spec of the slices along axis 0 of a composite whose spec is `spec`."""
     if isinstance(spec, Ragged):
+        if isinstance(spec.values, Ragged):
+            return _of_any_length(spec.values)
         shape = spec.values.shape
         return TensorSpec(None if shape is None else (None, *shape[1:]), spec.values.dtype)
-    return _sparse_spec(spec.dense_shape.shape[0] - 1, spec.values.dtype)
+    return sparse_spec(spec.dense_shape.shape[0] - 1, spec.values.dtype)
 
 
-def _sparse_spec(rank: int, dtype: Any) -> Sparse:
+def sparse_spec(rank: int, dtype: Any) -> Sparse:
+    """Return the spec of a Sparse with so many axes."""
     return Sparse(
         TensorSpec((None, rank), np.int64),
         TensorSpec((None,), dtype),

@@ -182,7 +182,7 @@ class Dataset(Tree):
         [1 2] [3 4]
 
         Raises:
-          ValueError: a leaf is a scalar, a Ragged or a Sparse, or the leaves differ in length.
+          ValueError: a leaf is a scalar, or the leaves differ in length.
         """
         return cls(converted("tensors", sources.Slices.build, tensors))
 
@@ -414,7 +414,7 @@ class Dataset(Tree):
         self, initial_state: Any, scan_func: Callable[..., Any], name: str | None = None
     ) -> Dataset:
         """Map with a state. `scan_func(state, element)` returns (next state, output element), and
-        `initial_state` is the first state.
+        `initial_state` is the first state. States may differ in shape.
 
         >>> print(*Dataset.range(5).scan(0, lambda total, x: (total + x, total + x)))
         0 1 3 6 10
@@ -658,6 +658,33 @@ class Dataset(Tree):
             )
         )
 
+    def sparse_batch(self, batch_size: int, row_shape: Any, name: str | None = None) -> Dataset:
+        """Join each `batch_size` consecutive arrays, which may differ in size, to one
+        `zd.data.Sparse` of shape (number of arrays, *row_shape). It holds all of their values.
+
+        >>> spec = zd.TensorSpec((None,), np.int64)
+        >>> rows = Dataset.range(1, 3).map(np.arange, output_signature=spec)
+        >>> next(iter(rows.sparse_batch(2, [4]))).to_dense().tolist()
+        [[0, 0, 0, 0], [0, 1, 0, 0]]
+
+        Args:
+          row_shape: the shape of a row; None or -1 in it stands for the largest size in the batch.
+
+        Raises:
+          TypeError: an element is not one array.
+          InvalidArgumentError: while iterating, arrays differ in dtype, or in rank from
+            `row_shape`.
+          DataLossError: while iterating, an array is larger than `row_shape`.
+        """
+        size, shape = (
+            batching.BatchOp.checked(batch_size),
+            batching.checked_shape(row_shape, "row_shape"),
+        )
+        op = batching.SparseBatch(size, False, shape)
+        if self.known_spec is not UNKNOWN_SPEC:
+            op.element_spec((self.known_spec,))
+        return self._then(op)
+
     def bucket_by_sequence_length(
         self,
         element_length_func: Callable[..., Any],
@@ -774,14 +801,15 @@ class Dataset(Tree):
 
     # -- reading ahead and keeping elements --
 
-    def prefetch(self, buffer_size: int, name: str | None = None) -> Dataset:
+    def prefetch(self, buffer_size: int | None, name: str | None = None) -> Dataset:
         """Let a thread read `buffer_size` elements ahead. With 0 no thread reads ahead. AUTOTUNE
-        means 8 elements, or more if elements are computed quickly.
+        or None means 8 elements, or more if elements are computed quickly.
 
         >>> print(*Dataset.range(4).prefetch(2))
         0 1 2 3
         """
-        return self._then(background.Prefetch(background.Prefetch.checked(buffer_size)))
+        size = AUTOTUNE if buffer_size is None else background.Prefetch.checked(buffer_size)
+        return self._then(background.Prefetch(size))
 
     def cache(self, filename: str = "", name: str | None = None) -> Dataset:
         """Cache the elements of the first complete iteration in memory, or in a file whose name
@@ -812,14 +840,17 @@ class Dataset(Tree):
         0 1 2 0 1 2
 
         The folder is named after the pipeline's fingerprint, so that a changed pipeline gets
-        another folder. The `compression` is "GZIP" or "ZLIB". With "AUTO" or None the files are not
-        compressed. `reader_func` and `shard_func` are as for `load` and `save`.
+        another folder. The `compression` is "GZIP", "ZLIB" or "SNAPPY", which is zlib at level 1.
+        With "AUTO" or None the files are not compressed. `reader_func` and `shard_func` are as for `load` and `save`.
 
         Raises:
           FailedPreconditionError: a function in the pipeline cannot be pickled, so that the
             pipeline has no fingerprint.
         """
-        codec = "" if compression == "AUTO" else readers.checked_compression(compression)
+        names = {"AUTO": "", "SNAPPY": "SNAPPY"}
+        codec = names.get(compression or "") or readers.checked_compression(
+            None if compression == "AUTO" else compression
+        )
         functions = [
             None if function is None else PickledFunction(function)
             for function in (reader_func, shard_func)
@@ -1069,10 +1100,10 @@ class Dataset(Tree):
         10
 
         Raises:
-          TypeError: the state changes its structure, dtype or shape.
+          TypeError: the state changes its structure or dtype.
         """
         state = converted("initial_state", element, initial_state)
-        spec = spec_of(state)
+        spec = elementwise.without_shapes(spec_of(state))
         for x in self:
             try:
                 state = element(reduce_func(state, x))

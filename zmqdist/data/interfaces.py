@@ -36,6 +36,7 @@ OPERATORS: dict[str, Any] = {}
 """The class of each operator, by its name."""
 
 OPERATOR_MODULES = {
+    "csv_rows": "zmqdist.data.ops.csv_rows",
     "distribute": "zmqdist.data.service.source",
     "parquet": "zmqdist.data.ops.parquet",
 }

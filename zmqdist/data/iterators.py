@@ -48,6 +48,7 @@ from zmqdist.errors import (
     CancelledError,
     FailedPreconditionError,
     OpError,
+    OutOfRangeError,
     ResourceExhaustedError,
     UnimplementedError,
     UnknownError,
@@ -712,6 +713,25 @@ class DatasetIterator(chain[Any]):
         self._dataset = dataset
         self._names = [tree.op.name for tree in dataset.walk()]
         return self  # type: ignore[no-any-return]
+
+    def get_next(self) -> Any:
+        """Return the next element.
+
+        >>> iterator = iter(Dataset.range(3))
+        >>> int(iterator.get_next()), int(next(iterator))
+        (0, 1)
+
+        Raises:
+          OutOfRangeError: there is none, where `next` raises StopIteration.
+        """
+        for x in self:
+            return x
+        raise OutOfRangeError("End of sequence")
+
+    @property
+    def element_spec(self) -> Any:
+        """The spec of the elements, that of the dataset."""
+        return self._dataset.element_spec
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of this iterator as JSON types. An iterator over an equal dataset

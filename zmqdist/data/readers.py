@@ -29,7 +29,8 @@ def _paths(filenames: Any) -> list[str]:
     return [converted("filenames", os.fsdecode, name) for name in many]
 
 
-def _file_names(filenames: Any) -> Dataset:
+def file_names(filenames: Any) -> Dataset:
+    """Return a dataset of names of files, from a name, a list of names, or such a dataset."""
     return filenames if is_dataset(filenames) else Dataset.from_tensor_slices(_paths(filenames))
 
 
@@ -62,7 +63,7 @@ def TextLineDataset(
       compression_type: None, "GZIP" or "ZLIB".
     """
     common = _common_args(compression_type, num_parallel_reads)
-    return Dataset(readers.TextLines(**common), (_file_names(filenames),))
+    return Dataset(readers.TextLines(**common), (file_names(filenames),))
 
 
 @checked
@@ -101,7 +102,7 @@ def FixedLengthRecordDataset(
     }
     if negative := [argument for argument, size in sizes.items() if size < 0]:
         raise invalid(f"{negative[0]} must be >= 0, not {sizes[negative[0]]}")
-    return Dataset(readers.FixedLengthRecords(**common, **sizes), (_file_names(filenames),))
+    return Dataset(readers.FixedLengthRecords(**common, **sizes), (file_names(filenames),))
 
 
 @checked
@@ -122,7 +123,7 @@ def TFRecordDataset(
     """
     readers.crc32c()  # if the package is missing, raise ImportError here and not only at a worker
     common = _common_args(compression_type, num_parallel_reads)
-    return Dataset(readers.TFRecords(**common), (_file_names(filenames),))
+    return Dataset(readers.TFRecords(**common), (file_names(filenames),))
 
 
 @checked

@@ -25,6 +25,8 @@ def as_spec(value: Any, spec: Any, path: str = "element") -> Any:
       InvalidArgumentError: the value does not fit. The error text names the `path` of the leaf that
         does not fit.
     """
+    if spec is None and value is None:
+        return None
     if isinstance(spec, TensorSpec):
         try:
             return _leaf(value, spec)
@@ -40,7 +42,7 @@ def as_spec(value: Any, spec: Any, path: str = "element") -> Any:
             for i, (item, part) in parts
         ]
         return type(spec)(*items) if names else tuple(items)
-    converted = element(value)
+    converted = None if value is None else element(value)
     problem = problem_of(converted, spec)
     if problem is not None:
         raise invalid(f"{path}: {problem}")
@@ -86,7 +88,11 @@ def exact_fit(spec: Any) -> Callable[[Any], bool]:
             return is_match and all(fit(value[key]) for key, fit in named.items())
 
         return of_dict
-    return is_dataset
+    return is_dataset if spec is not None else _is_none
+
+
+def _is_none(value: Any) -> bool:
+    return value is None
 
 
 def _exact_leaf(spec: TensorSpec) -> Callable[[Any], bool]:

@@ -2,8 +2,9 @@
 
 Rules
     An element is a structure of leaves. Tuples, namedtuples and dicts form the structure. An object
-    of an attrs class is converted to a namedtuple with the same name and fields, which is the same
-    class in every process. Everything else is a leaf: arrays, NumPy scalars, str, bytes, and
+    of an attrs class or dataclass is converted to a namedtuple with the same name and fields, which
+    is the same class in every process. None may stand in a structure, as a part without value. It
+    is no leaf, and its spec is None. Everything else is a leaf: arrays, NumPy scalars, str, bytes, and
     datasets (of `window`). A list is data and is converted to an array. `element` converts the
     results of user functions and generators to this form, so that operators get no other values,
     and the safe codec accepts all elements.
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from itertools import repeat
 from operator import index, is_
@@ -136,9 +137,9 @@ def element(value: Any) -> Any:
         except OverflowError:
             raise invalid(f"an element holds {value!r}, which needs more than 64 bits") from None
     if isinstance(value, dict):
-        return {key: element(item) for key, item in value.items()}
+        return {key: None if item is None else element(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        items = map(element, value)
+        items = [None if item is None else element(item) for item in value]
         return cls(*items) if hasattr(value, "_fields") else tuple(items)
     if isinstance(value, str):  # convert subclasses of str and bytes, such as np.str_
         return str(value)
@@ -146,7 +147,7 @@ def element(value: Any) -> Any:
         return bytes(value)
     if is_dataset(value):
         return value
-    if hasattr(cls, "__attrs_attrs__"):
+    if field_names(cls):
         return element(without_attrs(value))
     return _array(value)
 
@@ -154,11 +155,20 @@ def element(value: Any) -> Any:
 _NO_OBJECTS: Final = "give it a numeric dtype, or one of text (astype(str))"
 
 
+def field_names(cls: type) -> list[str]:
+    """Return the names of the fields of an attrs class or dataclass whose objects are structures.
+    Return no names for any other class, and for arrays and specs."""
+    if hasattr(cls, "__array__") or cls in (TensorSpec, DatasetSpec):
+        return []
+    attributes = getattr(cls, "__attrs_attrs__", ()) or (fields(cls) if is_dataclass(cls) else ())
+    return [attribute.name for attribute in attributes]
+
+
 def without_attrs(structure: Any) -> Any:
-    """Return a structure in which objects of attrs classes are replaced by namedtuples."""
+    """Return a structure in which objects of attrs classes and dataclasses are replaced by
+    namedtuples."""
     cls = type(structure)
-    if hasattr(cls, "__attrs_attrs__"):
-        names = [attribute.name for attribute in cls.__attrs_attrs__]
+    if names := field_names(cls):
         kind = generic_namedtuple(cls.__name__, tuple(name.lstrip("_") for name in names))
         return kind._make([without_attrs(getattr(structure, name)) for name in names])
     return map_items(without_attrs, structure)
@@ -170,7 +180,8 @@ def declared_spec(argument: str, spec: Any) -> Any:
     """
 
     def check(part: Any) -> Any:
-        if not isinstance(part, (tuple, dict, TensorSpec, DatasetSpec, _Unknown)):
+        # None is the spec of None
+        if not isinstance(part, (tuple, dict, TensorSpec, DatasetSpec, _Unknown, type(None))):
             raise TypeError(f"{argument} holds TensorSpecs in tuples and dicts, not {part!r}")
         return map_items(check, part)
 
@@ -196,6 +207,7 @@ def _array(value: Any) -> Any:
         raise invalid(
             f"an element holds {type(value).__name__}: arrays, numbers, str and bytes, in tuples "
             f"and dicts, are allowed"
+            + (", and None beside them: did a function return nothing?" if value is None else "")
         )
     array = plain_array(value, "an element")
     if array.dtype.hasobject:
@@ -240,6 +252,8 @@ def spec_of(value: Any) -> Any:
     """Return the spec of one element."""
     if is_dataset(value):
         return DatasetSpec(value.element_spec)
+    if value is None:
+        return None
     if type(value) in COMPOSITES:
         return spec_of_composite(value)
     if isinstance(value, (tuple, dict)):
@@ -263,12 +277,11 @@ def map_specs(change: Callable[[Any], Any], spec: Any) -> Any:
 
 
 def batched(spec: Any, size: int | None) -> Any:
-    """Return the spec of a batch, which is `size` elements stacked on a new first axis. Raises
-    InvalidArgumentError for a Ragged."""
+    """Return the spec of a batch, which is `size` elements stacked on a new first axis."""
 
     def more(leaf: Any) -> Any:
         if type(leaf) in COMPOSITES:
-            return batched_spec(leaf)
+            return batched_spec(leaf, size)
         return TensorSpec(None if leaf.shape is None else (size, *leaf.shape), leaf.dtype)
 
     return map_specs(more, spec)
@@ -298,6 +311,8 @@ def common_spec(first: Any, second: Any) -> Any:
     def common(a: Any, b: Any) -> Any:
         if isinstance(a, DatasetSpec) and isinstance(b, DatasetSpec):
             return DatasetSpec(common_spec(a.element_spec, b.element_spec))
+        if a is None and b is None:
+            return None
         if not (isinstance(a, TensorSpec) and isinstance(b, TensorSpec)) or a.dtype != b.dtype:
             raise TypeError(f"elements of different types: {a} and {b}")
         if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
@@ -323,7 +338,10 @@ def problem_of(value: Any, spec: Any) -> str | None:
     except (TypeError, ValueError) as error:
         return str(error)
     for leaf_spec, leaf in pairs:
-        if isinstance(leaf_spec, DatasetSpec):
+        if leaf_spec is None or leaf is None:
+            if leaf_spec is not leaf:
+                return f"expected {leaf_spec or 'None'}, given {type(leaf).__name__}"
+        elif isinstance(leaf_spec, DatasetSpec):
             if not is_dataset(leaf):
                 return f"expected a dataset, given {type(leaf).__name__}"
         elif is_dataset(leaf):
@@ -373,6 +391,8 @@ def stack(elements: Sequence[Any], join: Callable[[Sequence[Any]], Any] | None =
         return (join or stack_leaves)(elements)
     if cls in COMPOSITES:
         return stacked(elements)
+    if first is None and not any(value is not None for value in elements):
+        return None
     kind = tuple if isinstance(first, tuple) else dict if cls is dict else None
     if kind is None:
         raise invalid(f"cannot batch elements of type {cls.__name__}")
@@ -516,9 +536,11 @@ def copy_dicts(value: Any) -> Any:
 
 
 def leaves_of(structure: Any) -> Iterator[Any]:
-    """Yield the leaves of an element or a spec. A Ragged or Sparse counts as one leaf."""
+    """Yield the leaves of an element or a spec. A Ragged or Sparse counts as one leaf, and None as
+    none."""
     if type(structure) in COMPOSITES or not isinstance(structure, (tuple, dict)):
-        yield structure
+        if structure is not None:
+            yield structure
     else:
         for part in structure.values() if isinstance(structure, dict) else structure:
             yield from leaves_of(part)
@@ -560,7 +582,7 @@ def rows_of(value: Any) -> Any:
         )
     if type(value) in COMPOSITES:
         return value.rows()
-    if isinstance(value, (dict, tuple)) and not value:
+    if value is None or (isinstance(value, (dict, tuple)) and not value):
         return repeat(value)  # it has as many rows as the leaves beside it
     if isinstance(value, dict):
         keys = list(value)

@@ -107,7 +107,11 @@ class Tree:
             `from_dataset_id`, and the service does not know its spec.
         """
         if self._spec is None:
-            spec = self.op.element_spec(tuple(dataset.element_spec for dataset in self.inputs))
+            field = self.op.spec_field
+            is_declared = bool(field) and getattr(self.op, field) is not None
+            # the inputs may have to compute an element for theirs
+            specs = [] if is_declared else [dataset.element_spec for dataset in self.inputs]
+            spec = self.op.element_spec(tuple(specs))
             self._spec = self._infer() if spec is UNKNOWN_SPEC else spec
         return self._spec
 

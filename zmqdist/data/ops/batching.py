@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from zmqdist import nest
-from zmqdist.data.composites import COMPOSITES, Ragged, batched_spec
+from zmqdist.data.composites import COMPOSITES, Ragged, Sparse, batched_spec, sparse_spec
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode
@@ -312,7 +312,8 @@ class _PaddedNode(GatheringNode):
         values = _values(self.op.values, nest.flatten(spec))
         columns = nest.flatten(stack(elements, _LeafColumn))
         padded = [
-            pad(column.leaves, *to) for column, *to in zip(columns, shapes, values, strict=True)
+            None if column is None else pad(column.leaves, *to)
+            for column, *to in zip(columns, shapes, values, strict=True)
         ]
         return nest.pack_sequence_as(first, padded)
 
@@ -347,9 +348,9 @@ def _shapes(shapes: Any, spec: Any) -> list[Any]:
     elif isinstance(spec, (dict, tuple)):
         raise ValueError(f"padded_shapes {shapes!r} has another structure than the elements")
     else:
-        leaf_shapes = [_shape(shapes)]
+        leaf_shapes = [checked_shape(shapes)]
     for number, (shape, leaf) in enumerate(zip(leaf_shapes, leaves, strict=True)):
-        if shape is None:
+        if shape is None and leaf is not None:
             if leaf.shape is None:
                 raise ValueError("the rank of an element is unknown: give padded_shapes")
             leaf_shapes[number] = (None,) * len(leaf.shape)
@@ -368,6 +369,8 @@ def declared_shapes(spec: Any, shapes: Any) -> Any:
     if shapes is None:
         return map_specs(lambda leaf: list(leaf.shape), spec)
     for shape, leaf in zip(_shapes(shapes, spec), nest.flatten(spec), strict=True):
+        if leaf is None:
+            continue
         too_small = any(
             None not in (size, most) and size < most
             for size, most in zip(shape, leaf.shape, strict=False)
@@ -379,14 +382,14 @@ def declared_shapes(spec: Any, shapes: Any) -> Any:
     return None
 
 
-def _shape(shape: Any) -> Any:
-    sizes = (
-        [shape] if isinstance(shape, (int, np.integer)) else converted("padded_shapes", list, shape)
-    )
-    counts = [None if size is None else checked_int(size, "padded_shapes") for size in sizes]
+def checked_shape(shape: Any, argument: str = "padded_shapes") -> Any:
+    """Return a padded shape as a tuple, with None for the largest size. Raises ValueError or
+    TypeError, which name the argument, for other values."""
+    sizes = [shape] if isinstance(shape, (int, np.integer)) else converted(argument, list, shape)
+    counts = [None if size is None else checked_int(size, argument) for size in sizes]
     if any(count is not None and count < -1 for count in counts):
         raise ValueError(
-            f"a size in padded_shapes is positive or 0, or None or -1 for the largest, not "
+            f"a size in {argument} is positive or 0, or None or -1 for the largest, not "
             f"{min(filter(None, counts))}"
         )
     return tuple(None if count is None or count < 0 else count for count in counts)
@@ -405,7 +408,7 @@ def _values(values: Any, leaves: Sequence[Any]) -> list[Any]:
             f"there are {len(leaf_values)} padding_values, but an element has {len(leaves)} leaves"
         )
     for value, leaf in zip(leaf_values, leaves, strict=True):
-        if value is None:
+        if value is None or leaf is None:
             continue
         array, dtype = np.asarray(value), leaf.dtype
         if array.shape:
@@ -450,7 +453,7 @@ class PaddedBatch(Gathering):
         size = self.size if self.drop_remainder else None
         shapes = _shapes(self.declared if self.shapes is None else self.shapes, inputs[0])
         specs = [
-            TensorSpec((size, *shape), leaf.dtype)
+            None if leaf is None else TensorSpec((size, *shape), leaf.dtype)
             for shape, leaf in zip(shapes, nest.flatten(inputs[0]), strict=True)
         ]
         return nest.pack_sequence_as(inputs[0], specs)
@@ -491,7 +494,7 @@ class RaggedBatch(Gathering):
 
         def rows(leaf: Any) -> Any:
             if type(leaf) in COMPOSITES:
-                return batched_spec(leaf)
+                return batched_spec(leaf, size)
             if leaf.shape is None:
                 raise ValueError(
                     "ragged_batch needs the rank of the elements, which is unknown: give "
@@ -503,6 +506,47 @@ class RaggedBatch(Gathering):
             return Ragged(TensorSpec((None, *leaf.shape[1:]), leaf.dtype), splits)
 
         return map_specs(rows, inputs[0])
+
+
+class _SparseNode(GatheringNode):
+    def join(self, elements: list[Any]) -> Any:
+        check_leaves(elements)
+        arrays = list(map(np.asarray, elements))
+        shape, dtype = self.op.row_shape, arrays[0].dtype
+        for array in arrays:
+            if array.ndim != len(shape) or plain_dtype(array.dtype) != plain_dtype(dtype):
+                raise invalid(
+                    f"sparse_batch: {array.dtype} of shape {array.shape} does not fit {dtype} of "
+                    f"the row_shape {shape}"
+                )
+            if any(
+                most is not None and size > most
+                for size, most in zip(array.shape, shape, strict=True)
+            ):
+                raise DataLossError(f"shape {array.shape} is larger than the row_shape {shape}")
+        largest = [max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True)]
+        sizes = [most if size is None else size for most, size in zip(largest, shape, strict=True)]
+        places = [np.indices(array.shape).reshape(array.ndim, array.size).T for array in arrays]
+        numbers = np.repeat(np.arange(len(arrays)), list(map(len, places)))
+        return Sparse(
+            np.column_stack([numbers, np.concatenate(places)]).astype(np.int64),
+            joined([array.reshape(-1) for array in arrays]),
+            np.array([len(arrays), *sizes], np.int64),
+        )
+
+
+@operator("sparse_batch", _SparseNode)
+class SparseBatch(Gathering):
+    """Joins each `size` consecutive arrays to a Sparse that holds all of their values."""
+
+    row_shape: Any = ()
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        if not isinstance(inputs[0], TensorSpec):
+            raise TypeError(
+                f"sparse_batch joins elements of one array, not {type(inputs[0]).__name__}"
+            )
+        return sparse_spec(len(self.row_shape) + 1, inputs[0].dtype)
 
 
 class Bucket:

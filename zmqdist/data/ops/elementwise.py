@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from zmqdist import nest
 from zmqdist.data.constants import INFINITE_CARDINALITY, SHARD_HINT, UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode, load_elements, save_elements
@@ -79,7 +80,7 @@ class _ScanNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.carried = element(self.op.initial)
-        self.spec = spec_of(self.carried)
+        self.spec = without_shapes(spec_of(self.carried))
 
     def run(self) -> Iterator[Any]:
         fn = self.op.function.value
@@ -105,12 +106,20 @@ class _ScanNode(OperatorNode):
 
 
 def check_state(value: Any, spec: Any, operator_name: str) -> None:
-    """Raise TypeError if a new state differs from the first state in structure, dtype or shape."""
+    """Raise TypeError if a new state differs from the first state in structure or dtype. Its shape
+    may differ. `spec` is the spec of the first state, `without_shapes`."""
     problem = problem_of(value, spec)
     if problem is not None:
         raise TypeError(
-            f"the state of {operator_name} must keep its structure, dtype and shape: {problem}"
+            f"the state of {operator_name} must keep its structure and dtype: {problem}"
         )
+
+
+def without_shapes(spec: Any) -> Any:
+    """Return a spec in which arrays may have any shape."""
+    return nest.map_structure(
+        lambda leaf: TensorSpec(None, leaf.dtype) if isinstance(leaf, TensorSpec) else leaf, spec
+    )
 
 
 @operator("scan", _ScanNode)
@@ -262,6 +271,36 @@ class Take(Op):
         if self.count < 0 or inputs[0] == UNKNOWN_CARDINALITY:
             return inputs[0]
         return min(inputs[0], self.count) if finite(inputs[0]) else self.count
+
+
+class _AssertNode(_CountingNode):
+    """Runs `assert_cardinality`. `position` is the number of yielded elements, or -1 after the
+    error at the end, which is raised once."""
+
+    def run(self) -> Iterator[Any]:
+        count = self.op.count
+        for x in self.source():
+            if self.position == count:
+                raise FailedPreconditionError(f"the dataset has more than {count} elements")
+            self.position += 1
+            yield x
+        number = self.position
+        if number not in (count, -1):
+            self.position = -1
+            expected = "have no end" if count == INFINITE_CARDINALITY else f"have {count} elements"
+            raise FailedPreconditionError(
+                f"the dataset was expected to {expected}, but has {number}"
+            )
+
+
+@operator("assert_cardinality", _AssertNode)
+class AssertCardinality(Op):
+    """Yields the elements unchanged, and raises an error if there are not `count` elements."""
+
+    count: int
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        return self.count
 
 
 class _SkipNode(_CountingNode):

@@ -198,6 +198,13 @@ _HEAD = struct.Struct("<QI")
 _TAIL = struct.Struct("<I")
 
 
+def framed(data: bytes, checksum_of: Callable[[bytes], int]) -> bytes:
+    """Return a record as a TFRecord file holds it, with both checksums."""
+    length = struct.pack("<Q", len(data))
+    head = _TAIL.pack(masked(checksum_of(length)))
+    return b"".join((length, head, data, _TAIL.pack(masked(checksum_of(data)))))
+
+
 @operator("tf_records", ReaderNode)
 class TFRecords(FileReader):
     """Yields the records of TFRecord files. Both checksums of each record are verified."""

@@ -26,7 +26,7 @@ import numpy as np
 
 from zmqdist import nest
 from zmqdist.data import structure
-from zmqdist.data.composites import COMPOSITES
+from zmqdist.data.composites import COMPOSITES, sliced
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode
@@ -221,19 +221,14 @@ class Slices(Indexed):
 
     @classmethod
     def build(cls, value: Any) -> Slices:
-        """Check the argument, and return the operator. Raises ValueError for scalars, leaves of
-        different lengths, and composites."""
+        """Check the argument, and return the operator. Raises ValueError for scalars, and leaves of
+        different lengths."""
         converted = element(value)
-        if any(type(leaf) in COMPOSITES for leaf in structure.leaves_of(converted)):
-            raise ValueError(
-                "from_tensor_slices does not split Ragged and Sparse: use "
-                "from_tensors(...).unbatch()"
-            )
         structure.length_of(converted)
         return cls(converted)
 
     def count(self) -> int:
-        return len(nest.flatten(self.value)[0])
+        return structure.length_of(self.value)
 
     def at(self, position: int) -> Any:
         return next(self._rows(position, 1))
@@ -242,12 +237,17 @@ class Slices(Indexed):
         return list(self._rows(start, _CHUNK))
 
     def _rows(self, start: int, count: int) -> Any:
-        return structure.rows_of(
-            nest.map_structure(lambda leaf: leaf[start : start + count], self.value)
-        )
+        return structure.rows_of(_slice(self.value, start, start + count))
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return structure.unbatched(spec_of(self.value))
+
+
+def _slice(value: Any, start: int, stop: int) -> Any:
+    """Return the rows from `start` to `stop` of each leaf of an element."""
+    if value is None or (isinstance(value, (tuple, dict)) and type(value) not in COMPOSITES):
+        return structure.map_items(lambda item: _slice(item, start, stop), value)
+    return sliced(value, start, stop)
 
 
 @operator("elements", _IndexedNode)

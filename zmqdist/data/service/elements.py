@@ -178,7 +178,7 @@ def _single(value: Any) -> Any:
             "elements that hold datasets (of window) cannot be sent to a reader: apply batch() or "
             "flat_map() to them"
         )
-    return element(value)
+    return None if value is None else element(value)
 
 
 # -- unpacking -------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ def _check_entry(entry: Any) -> None:
     if isinstance(entry, (tuple, dict)):
         for item in entry.values() if isinstance(entry, dict) else entry:
             _check_entry(item)
-    elif type(entry) not in LEAVES and not isinstance(entry, np.generic):
+    elif entry is not None and type(entry) not in LEAVES and not isinstance(entry, np.generic):
         _malformed(f"a {type(entry).__name__} where a leaf belongs")
 
 
