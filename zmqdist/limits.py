@@ -863,6 +863,9 @@ hours."""
 BUCKET_MIN_S: Final = 2e-6
 """The upper bound of the first bucket, in seconds."""
 
+BUCKET_BOUNDS_S: Final = tuple(BUCKET_MIN_S * 2 ** (bucket / 4) for bucket in range(BUCKETS - 1))
+"""The largest duration of each bucket but the last, in seconds."""
+
 FAILURES_SHOWN_MAX: Final = 200
 """Failures in the facts, with traceback. The ring takes at most 2 MB."""
 
@@ -895,6 +898,18 @@ COORDINATORS_SHOWN_MAX: Final = 1_000
 
 ACTORS_SHOWN_MAX: Final = 1_000
 """Actors in the facts."""
+
+SERVERS_KEPT_MAX: Final = 1_000
+"""RPC and parameter servers of which a dispatcher keeps the figures."""
+
+METHODS_SHOWN_MAX: Final = 100
+"""Methods of one server in the facts, those with the most calls."""
+
+RPC_ROWS_MAX: Final = 1_000
+"""Methods of all servers in the facts, the most time first."""
+
+VARIABLES_SHOWN_MAX: Final = 500
+"""Variables in the facts, of one parameter server and of all, the largest first."""
 
 WAITING_ROWS_MAX: Final = 100
 """Rows of reasons why work waits, in the facts. Further ones are left out, the smallest first."""

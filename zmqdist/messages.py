@@ -293,6 +293,7 @@ class Submit(Message, tag=24):
     belong to no round, do not count against the bound of the queue, and are not cancelled by
     EndRound. `resources` is what each item needs, as (name, thousandths). The worker `near` holds
     about `near_bytes` of the inputs of each item, so that the items preferably run on its host.
+    `waited` has the seconds that items have waited in the program for their inputs.
     """
 
     SENT = "coordinator -> dispatcher"
@@ -304,6 +305,7 @@ class Submit(Message, tag=24):
     resources: tuple[tuple[str, int], ...] = ()
     near: str = ""
     near_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    waited: dict[int, _Figure] = {}
 
 
 class CancelWork(Message, tag=25):
@@ -732,6 +734,48 @@ class Observe(Message, tag=53):
     SENT = "dispatcher -> worker"
     within_s: _Seconds
     runs_per_s: _Count
+
+
+class MethodFacts(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The calls of one RPC method since its server began: those that have ended, those of them that
+    have failed, those that wait or run now, and the durations from the arrival of a call to its
+    reply (`buckets` as in FunctionFacts)."""
+
+    method: str
+    count: _Count
+    failed: _Count
+    in_flight: _Count
+    sum_s: _Figure
+    max_s: _Figure
+    buckets: _Buckets
+
+
+class VariableFacts(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A variable of a parameter server: its bytes with the slots of optimizers, the updates since
+    it was made, and the seconds that these have waited for each other."""
+
+    session: int
+    number: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: _Count
+    updates: _Count
+    waits_s: _Figure
+
+
+class ServerFacts(Message, tag=57):
+    """The figures of a server in the sender's process, or of a parameter server that the sender
+    uses, since that server began: at most once a second and only after a change. Without a `name`
+    the server has ended. `variables_more` are not in the list.
+    """
+
+    SENT = "coordinator, worker -> dispatcher"
+    incarnation: int
+    name: str = ""
+    methods: list[MethodFacts] = []
+    variables: list[VariableFacts] = []
+    variables_more: _Count = 0
 
 
 class AskWorker(Message, tag=54):

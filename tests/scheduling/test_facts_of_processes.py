@@ -206,7 +206,8 @@ def test_timeline_has_runs_while_it_is_watched(
     run = until(runs)[-1]
     assert run[5].startswith("worker:")
     assert run[9] <= run[10] <= time.time() + 1
-    assert run[11:] == ["value", "task"]
+    assert run[11:13] == ["value", "task"]
+    assert 0 < run[7] <= run[13] <= run[8] <= run[9]
 
 
 def test_threads_have_figures_too() -> None:

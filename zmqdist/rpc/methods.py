@@ -47,6 +47,7 @@ from zmqdist import nest
 from zmqdist._version import __version__
 from zmqdist.errors import InvalidArgumentError, OpError, UnknownError, WireError
 from zmqdist.rpc import payload
+from zmqdist.rpc.figures import MethodFigures
 from zmqdist.specs import Function, TensorSpec, convert, function
 from zmqdist.wire.hello import PROTOCOL
 
@@ -426,6 +427,7 @@ class Method:
       streaming: whether the function is a generator function, whose calls are streams
         (service.py).
       pooled: whether each call runs in a thread of the server's pool.
+      figures: its calls that have ended, which the server's loop counts.
     """
 
     def __init__(
@@ -445,6 +447,7 @@ class Method:
         self.streaming = streaming
         self.batch = False
         self.pooled = not (inline or later or streaming)
+        self.figures = MethodFigures()
         self.fn = fn
         self.inline = inline
         self.roles = None if roles is None else roles | {"admin"}

@@ -258,6 +258,7 @@ class ZmqServer(RpcServer):
             )
             address = router.bind(self._address)
             self._service.where = f"rpc server {address}"
+            self._service.label = f"rpc {address}"
             self._service.attach(router, loop, incarnation)
             loop.start()
         except BaseException:

@@ -67,6 +67,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from math import inf
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -94,9 +95,19 @@ from zmqdist.limits import (
     STREAMS_MAX,
     STREAMS_OF_PEER_MAX,
 )
-from zmqdist.messages import Call, Calls, CancelCall, Goodbye, Replies, Reply, SendParts
+from zmqdist.messages import (
+    Call,
+    Calls,
+    CancelCall,
+    Goodbye,
+    Replies,
+    Reply,
+    SendParts,
+    ServerFacts,
+)
 from zmqdist.rpc.admission_machine import STALL_S, StallDetector
 from zmqdist.rpc.batching_machine import Batches
+from zmqdist.rpc.figures import most_called
 from zmqdist.rpc.handler_errors import code_and_message, failed, no_room, stopping
 from zmqdist.rpc.handler_pool import HandlerPool
 from zmqdist.rpc.methods import (
@@ -312,6 +323,10 @@ class Generators:
         """Return the number of streams that are open at a client, or whose generators still run."""
         return len(self._running.union(*(streams.values() for streams in self._by_peer.values())))
 
+    def in_flight(self) -> Counter[str]:
+        """Return the number of running generators of each method. Any thread may call this."""
+        return Counter(stream._method.name for stream in list(self._running))
+
     def drop_peer(self, peer: Peer) -> None:
         """Close the streams of a client that has disconnected."""
         for stream in self._by_peer.pop(peer, {}).values():
@@ -328,6 +343,7 @@ class Generators:
     def forget(self, stream: _Stream) -> None:
         """Record that the generator of a stream, and its thread, have ended."""
         self._running.discard(stream)
+        stream.count()
         self._forget_if_over(stream)
 
     def _open(self, call: PendingCall, number: Any, name: Any, arguments: Any) -> None:
@@ -412,12 +428,18 @@ class _Stream:
         self._service = service
         self._method = method
         self._due = call.due
+        self._began = time.monotonic()
         self._condition = threading.Condition()
         self._pending: PendingCall | None = call
         self._bodies: list[bytes] = []
         self._sources: list[Any] = []
         self._bytes = 0
         self._end: tuple[int, str] | None = None
+
+    def count(self) -> None:
+        """Count this stream, which has ended, as a call of its method. A caller may close it."""
+        code = 0 if self._end is None or self._end[0] == errors.CANCELLED else self._end[0]
+        self._method.figures.add(time.monotonic() - self._began, code)
 
     def start(self, args: Any, named: dict[str, Any]) -> None:
         self.thread = threading.Thread(
@@ -642,6 +664,10 @@ class RpcService:
 
     Args:
       is_observable: whether the role "observe" may call the methods that every peer may call.
+
+    Attributes:
+      label: the name of this server in the facts of a dispatcher.
+      with_details: adds to these facts what the server has besides methods. Any thread may call it.
     """
 
     def __init__(
@@ -655,7 +681,8 @@ class RpcService:
         self.where = f"the {name} server of process {os.getpid()}"
         """The name of this server in log lines."""
         self._methods: dict[str, Method] = {}
-        self._name = name
+        self._name = self.label = name
+        self.with_details: Callable[[ServerFacts], ServerFacts] = lambda facts: facts
         self._pool = HandlerPool(
             f"zmqdist-{name}-handler", threads_max, lambda: self.soon(self._let_in)
         )
@@ -760,6 +787,7 @@ class RpcService:
         self._loop = loop
         self._incarnation = incarnation
         self._calls = ServerCalls(incarnation)
+        _serving[incarnation] = self
         roles = None if self._is_observable else frozenset(ROLES) - {OBSERVER}
         router.on(Call, self._called, roles, self._not_allowed)
         router.on(Calls, self._called_many, roles, self._not_allowed)
@@ -845,6 +873,15 @@ class RpcService:
             # the loop has ended, so this thread may read the loop's state
             return self._snapshot()
 
+    def facts(self) -> ServerFacts:
+        """Return the figures of the methods that have been called, for the facts of a dispatcher.
+        Any thread may call this after `attach`, without waiting for the loop."""
+        in_flight = self._calls.in_flight() + self._generators.in_flight()
+        methods = [
+            method.figures.facts(name, in_flight[name]) for name, method in self._methods.items()
+        ]
+        return self.with_details(ServerFacts(self._incarnation, self.label, most_called(methods)))
+
     # -- in the loop -------------------------------------------------------------------------------
 
     def _snapshot(self) -> ServerSnapshot:
@@ -918,7 +955,10 @@ class RpcService:
                 return failed(call.id, error), ()
         # An inline method needs no record of its call: the reply is ready before the next message.
         if method.inline and not call.parts:
-            return _run_method(method, call.id, call.body, frames, peer)
+            began = time.monotonic()
+            answer = _run_method(method, call.id, call.body, frames, peer)
+            method.figures.add(time.monotonic() - began, answer[0].code)
+            return answer
         served = self._calls.call_arrived(peer, call, time.monotonic())
         if isinstance(served, Reply):
             return served, ()
@@ -1212,8 +1252,11 @@ class RpcService:
     def _finished(
         self, served: ServedCall, peer: Peer, reply: Reply | None, sources: Sequence[Source]
     ) -> None:
-        if self._calls.finished(served, time.monotonic()) and reply is not None:
+        now = time.monotonic()
+        if self._calls.finished(served, now) and reply is not None:
             self._gather(peer, reply, sources)
+            # a call that was cancelled, or was too late, is no measure of the method
+            self._methods[served.method].figures.add(now - served.arrived, reply.code)
 
     def _list(self) -> list[Any]:
         methods = [
@@ -1239,6 +1282,20 @@ class RpcService:
             self._loop.call_soon(self._finished, served, peer, reply, sources)
         except FailedPreconditionError:
             pass
+
+
+_serving: WeakValueDictionary[int, RpcService] = WeakValueDictionary()
+"""The services of this process that serve, by incarnation."""
+
+os.register_at_fork(after_in_child=_serving.clear)
+
+
+def servers_here() -> list[ServerFacts]:
+    """Return the figures of the servers of this process that have been called. Any thread may call
+    this."""
+    services = (reference() for reference in _serving.valuerefs())
+    facts = [service.facts() for service in services if service and not service._stopping]
+    return [server for server in facts if server.methods]
 
 
 def _unwanted(served: ServedCall) -> bool:

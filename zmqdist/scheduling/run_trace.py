@@ -193,7 +193,8 @@ class Trace:
         workers: dict[str, tuple[int, dict[Any, int]]] = {}
         flows = itertools.count(1)
         for run in self._runs:
-            _, _, work, attempt, function, worker, slot, _, _, started, ended, outcome, kind = run
+            _, _, work, attempt, function, worker, slot, *times, outcome, kind, ready = run
+            submitted, assigned, started, ended = times
             process, rows = workers.setdefault(worker, (len(workers) + 1, {}))
             row: Any = slot if kind == "task" else f"actor {function.rpartition('.')[0]}"
             thread = rows.setdefault(row, slot + 1 if kind == "task" else ACTOR_ROWS + len(rows))
@@ -203,6 +204,10 @@ class Trace:
                 "outcome": outcome,
                 "function": function,
             }
+            if assigned and ready:
+                details["inputs_ms"] = round((ready - submitted) * 1e3, 3)
+                details["queued_ms"] = round((assigned - ready) * 1e3, 3)
+                details["at_worker_ms"] = round((started - assigned) * 1e3, 3)
             submitted_at, name = self._submitted.get(work, (None, function))
             if submitted_at is not None:
                 submitted_at += self._offset_s

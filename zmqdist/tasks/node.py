@@ -166,6 +166,7 @@ class Node:
         self.incarnation = new_incarnation()
         self.credentials = credentials
         self.service = RpcService(f"server-{task_name(me)}")
+        self.service.label = task_name(me)
         self.on_stop: list[Callable[[], object]] = []
         self.on_close: list[Callable[[float], object]] = []
         self.own_wait = _OwnWait(self)

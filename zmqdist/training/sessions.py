@@ -39,6 +39,7 @@ from zmqdist.futures import all_values
 from zmqdist.rpc.client import new_incarnation
 from zmqdist.specs import TensorSpec
 from zmqdist.training.partition import Initial
+from zmqdist.training.ps_facts import PsFacts
 from zmqdist.training.variable_storage import RemoteStorage
 from zmqdist.transport.credentials import Credentials
 from zmqdist.variables import client
@@ -122,6 +123,12 @@ class StrategySession:
         """The clients of the servers, by index."""
         return [client.client_of(address) for address in self.addresses]
 
+    def open_clients(self) -> list[client.PsClient]:
+        """Return the clients of the servers by index, none after the end of the session."""
+        with _lock:
+            # after the end of the session, `client_of` would make a client that no code closes
+            return self.clients if self._end.alive else []
+
     def watch(self, lost: Lost) -> None:
         """Watch the servers of the session, even if no code uses their variables. For each server
         that is lost before the session is closed, a thread calls `lost(error)` once.
@@ -194,6 +201,9 @@ class StrategySession:
         """Register a coordinator of this strategy. If the coordinator pickles a variable's handle
         into a work item, the variable is kept until the work item has ended."""
         self._users = (*(user for user in self._users if user() is not None), weakref.ref(runtime))
+        clients = weakref.WeakMethod(self.open_clients)
+        facts = PsFacts(lambda: () if (of_session := clients()) is None else of_session())
+        runtime.listeners.on_server_facts = facts.newest
 
     def note_pickled(self, storage: RemoteStorage) -> bool:
         """Record that a handle is being pickled. Return True if a coordinator of this strategy

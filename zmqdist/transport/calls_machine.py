@@ -55,7 +55,9 @@ a call (rpc/service.py).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
+from itertools import chain
 from math import ceil, inf
 from typing import Any, Final, TypeAlias
 
@@ -466,16 +468,18 @@ class ServedCall:
       dropped: whether the call was cancelled or finished, or its connection has ended.
       due: time on the server's clock at which the caller stops waiting; `inf` if the call has no
         deadline.
+      method, arrived: the method, and when the call arrived on the server's clock.
       on_dropped: a function that the table's owner sets, and calls when the call is cancelled or
         its connection ends; or None.
     """
 
-    __slots__ = ("dropped", "due", "id", "on_dropped", "peer")
+    __slots__ = ("arrived", "dropped", "due", "id", "method", "on_dropped", "peer")
 
-    def __init__(self, peer: Hashable, id: int, due: float) -> None:
+    def __init__(self, peer: Hashable, call: Call, now: float) -> None:
         self.peer = peer
-        self.id = id
-        self.due = due
+        self.id = call.id
+        self.due = now + call.left_ms / 1000 if call.left_ms else inf
+        self.method, self.arrived = call.method, now
         self.dropped = False
         self.on_dropped: Any = None
 
@@ -534,10 +538,13 @@ class ServerCalls:
                 f"{self._pending_max} calls of this client are unanswered",
                 b"",
             )
-        served = calls[call.id] = ServedCall(
-            peer, call.id, now + call.left_ms / 1000 if call.left_ms else inf
-        )
+        served = calls[call.id] = ServedCall(peer, call, now)
         return served
+
+    def in_flight(self) -> Counter[str]:
+        """Return the number of unanswered calls of each method. Any thread may call this."""
+        calls = (list(calls.values()) for calls in list(self._by_peer.values()))
+        return Counter(served.method for served in chain.from_iterable(calls))
 
     def finished(self, served: ServedCall, now: float = -inf) -> bool:
         """Remove a call that has run, or whose reply is not wanted. Return whether to send its

@@ -581,6 +581,11 @@ class PsClient:
         variable_host.py builds."""
         return self._start(f"the ps at {self.address}", "status", due=due)
 
+    def facts(self, due: float) -> StatusOrResult:
+        """Request the figures of the ps for the facts of a dispatcher, an encoded ServerFacts. The
+        request is not repeated."""
+        return internal_client.start(self._rpc, PREFIX + "facts", due=due, waits_for_server=False)
+
     def close(self) -> None:
         """End the connection and all requests in flight. The next `client_of` makes a new
         client.

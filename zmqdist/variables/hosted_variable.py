@@ -282,6 +282,8 @@ class HostedVariable:
       sums: the gradients of each incomplete synchronous step, by number of the step.
       drop_reason: why the variable was dropped; "" while it exists.
       updates, bytes_in, bytes_out: number of updates, bytes received and bytes sent, for `status`.
+      waits_s: seconds that updates have waited for each other: for a thread and the locks, or for
+        the other gradients of a synchronous step.
     """
 
     def __init__(self, label: str, name: str, value: Array) -> None:
@@ -300,6 +302,7 @@ class HostedVariable:
         self.updates = 0
         self.bytes_in = 0
         self.bytes_out = 0
+        self.waits_s = 0.0
 
     @property
     def nbytes(self) -> int:
@@ -612,9 +615,11 @@ _PREPARE: Final[dict[str, Callable[..., Commit]]] = {
 
 class Sum:
     """The gradients that have arrived for one synchronous step. In their mean, rows that a sparse
-    gradient lacks count as zeros."""
+    gradient lacks count as zeros. `since_s` is the sum of the times since when their updates wait.
+    """
 
     def __init__(self) -> None:
+        self.since_s = 0.0
         self._dense: Array | None = None
         self._ours = False
         self._sparse: list[tuple[Array, Array]] = []

@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from heapq import nlargest
 from itertools import chain
 from typing import Any, Final, TypeAlias
 
@@ -56,7 +57,9 @@ from zmqdist.limits import (
     PS_FUNCTIONS_MAX,
     PS_PROGRAM_GONE_S,
     PS_UPDATE_KEYS_MAX,
+    VARIABLES_SHOWN_MAX,
 )
+from zmqdist.messages import ServerFacts, VariableFacts
 from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.specs import TensorSpec
 from zmqdist.transport.router import Peer, Router
@@ -301,8 +304,10 @@ class VariableHost:
             "update",
             "drop",
             "status",
+            "facts",
         ):
             service.register_later(PREFIX + method, getattr(self, f"_{method}"), roles=ROLES)
+        service.with_details = self._with_variables
         router.on_gone.append(self._peer_lost)
 
     # -- sessions ----------------------------------------------------------------------------------
@@ -532,6 +537,36 @@ class VariableHost:
             }
         )
 
+    def _facts(self, call: PendingCall) -> None:
+        """Reply with the encoded ServerFacts of this ps."""
+        call.reply(msgspec.msgpack.encode(self._service.facts()))
+
+    def _with_variables(self, facts: ServerFacts) -> ServerFacts:
+        """Return the figures of this server with its variables. Any thread may call this."""
+        variables = [
+            (session, number, variable)
+            for session, record in list(self._sessions.items())
+            for number, variable in list(record.variables.items())
+        ]
+        largest = nlargest(
+            VARIABLES_SHOWN_MAX, variables, key=lambda entry: entry[2].storage.nbytes
+        )
+        rows = [
+            VariableFacts(
+                session,
+                number,
+                variable.name,
+                variable.storage.shape,
+                str(variable.storage.dtype),
+                variable.nbytes,
+                variable.updates,
+                variable.waits_s,
+            )
+            for session, number, variable in largest
+        ]
+        more = len(variables) - len(rows)
+        return msgspec.structs.replace(facts, variables=rows, variables_more=more)
+
     def _under_locks(
         self,
         call: PendingCall,
@@ -637,13 +672,17 @@ class VariableHost:
                 update,
                 step,
                 step_size,
+                time.monotonic(),
                 refuse=partial(self._fail, update),
             )
 
-    def _carry_out_in_thread(self, update: Update, step: int, step_size: int) -> None:
+    def _carry_out_in_thread(self, update: Update, step: int, step_size: int, since: float) -> None:
         with ExitStack() as stack:
             for variable in sorted(_request_of(update).variables, key=id):
                 stack.enter_context(variable.lock)
+            waited_s = time.monotonic() - since
+            for variable in _request_of(update).variables:
+                variable.waits_s += waited_s
             effects = self._carry_out(update, step, step_size)
         for effect in effects:
             self._service.soon(effect)
@@ -749,8 +788,11 @@ class VariableHost:
             return [partial(self._settle, [(update, index)], (variable.version, False), None)]
         total = variable.sums.setdefault(step, Sum())
         total.add(gradient)
+        now = time.monotonic()
+        total.since_s += now
         if pushed.verdict != APPLIED:
             return []
+        variable.waits_s += len(pushed.applied) * now - total.since_s
         # no gradient can reach these sums any more
         for number in (step, *pushed.dropped):
             variable.sums.pop(number, None)

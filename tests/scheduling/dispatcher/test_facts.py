@@ -261,6 +261,18 @@ def test_function_that_loses_every_start_is_a_failure(broker: Broker) -> None:
     hear(broker, "w", SlotsLost([(1, -9, "")]))
     (entry,) = record(broker)["failures"]
     assert (entry["error"], entry["work"]) == ("WorkerLost", 50)
+    assert record(broker)["totals"]["failed"] == 1
+    assert (function_row(broker)["count"], function_row(broker)["failed"]) == (1, 1)
+    assert record(broker)["workers"][0]["failed"] == 1
+
+
+def test_lost_start_that_runs_again_is_no_failure(broker: Broker) -> None:
+    named(broker)
+    worker(broker)
+    submit(broker, 50)
+    begin(broker, 1)
+    hear(broker, "w", SlotsLost([(1, -9, "")]))
+    assert record(broker)["totals"]["failed"] == 0
 
 
 def test_work_that_no_worker_can_run_is_a_failure(broker: Broker) -> None:
@@ -367,8 +379,30 @@ def test_timeline_has_runs_of_ended_leases(broker: Broker) -> None:
     timeline = record(broker, timeline=True, now=2.0)["timeline"]
     (run,) = timeline["events"]
     assert run[1:7] == [1, 50, 0, "job.f", "worker:0", 2]
-    assert run[9:] == [1001.25, 1001.5, "value", "task"]
+    assert run[9:13] == [1001.25, 1001.5, "value", "task"]
     assert timeline["dropped"] == 0
+
+
+def test_run_says_when_it_came_and_was_handed_out(broker: Broker) -> None:
+    named(broker)
+    broker.observe(0.0)
+    hear(broker, "c", Submit(1, [(50, 0, 0, 7, b"")], waited={50: 0.5}), 1.0)
+    worker(broker, now=2.0)
+    finish(broker, 1, now=3.0)
+    hear(broker, "w", run_report(1), 3.5)
+    (run,) = record(broker, timeline=True, now=3.5)["timeline"]["events"]
+    assert (run[7], run[13], run[8]) == (1000.5, 1001.0, 1002.0)
+
+
+def test_run_of_work_from_before_the_watcher_lacks_times(broker: Broker) -> None:
+    named(broker)
+    worker(broker)
+    submit(broker, 50)
+    broker.observe(0.0)
+    finish(broker, 1, now=1.0)
+    hear(broker, "w", run_report(1), 2.0)
+    (run,) = record(broker, timeline=True, now=2.0)["timeline"]["events"]
+    assert (run[7], run[8], run[13]) == (0, 0, 0)
 
 
 def test_runs_are_ignored_while_nobody_watches(broker: Broker) -> None:

@@ -3,8 +3,8 @@ carries out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from zmqdist.batches import split
@@ -258,12 +258,13 @@ Event: TypeAlias = (
 @dataclass(frozen=True, slots=True)
 class SubmitWork:
     """Submit these work items, which have the same options, to the dispatcher, each with its
-    present `attempt` and its payload."""
+    present `attempt` and its payload. `waited` has the seconds that some have waited for inputs."""
 
     round: int
     works: list[Work]
     options: WorkOptions
     has_kept_inputs: bool = False
+    waited: Mapping[int, float] = field(default_factory=dict)
 
     def messages(
         self, pack: Callable[[Work], bytes], near: Callable[[Work], tuple[str, int]] | None = None
@@ -281,7 +282,9 @@ class SubmitWork:
                 for work in works
             ]
             for part in split(items):
-                yield Submit(self.round, part, *self.options, *holder)
+                numbers = {item[0] for item in part} if self.waited else ()
+                waited = {work: time for work, time in self.waited.items() if work in numbers}
+                yield Submit(self.round, part, *self.options, *holder, waited)
 
 
 @dataclass(frozen=True, slots=True)

@@ -696,6 +696,7 @@ class CoordinatorMachine:
                 self._followups.append((source, None))
         if missing:
             extra.missing = missing
+            extra.waits_since = extra.waits_since or self._now
         elif not self.ending or work.is_detached:
             if extra.inputs:
                 extra.used = {
@@ -1194,23 +1195,29 @@ class CoordinatorMachine:
             self._unsent = {}
         plain: list[Work] = []
         groups: dict[WorkOptions, list[Work]] = {}
+        waited: dict[int, float] = {}
         # Detached work goes first, so that a resource is built before the functions that use it
         # begin.
         for work in chain(detached, sending):
             work.state = SUBMITTED  # unsent work is QUEUED
             extra = work.extra
-            if extra is None or extra.options == PLAIN:
+            if extra is None or (extra.options == PLAIN and not extra.waits_since):
                 if not plain:
-                    groups[PLAIN] = plain
+                    plain = groups.setdefault(PLAIN, plain)
                 plain.append(work)
             else:
+                if extra.waits_since:
+                    waited[work.number] = max(0.0, self._now - extra.waits_since)
+                    extra.waits_since = 0.0
                 groups.setdefault(extra.options, []).append(work)
         self._submitted_before = True
         for options, works in groups.items():
             if not options.detached:
                 self._submitted += len(works)
                 self.at_dispatcher += len(works)
-            self._effects.append(SubmitWork(self.wire_round, works, options, self._has_kept_inputs))
+            self._effects.append(
+                SubmitWork(self.wire_round, works, options, self._has_kept_inputs, waited)
+            )
         self._has_kept_inputs = False
 
 

@@ -47,6 +47,7 @@ from zmqdist.messages import (
     ProgramFacts,
     Read,
     Refused,
+    ServerFacts,
     Unsatisfied,
 )
 from zmqdist.rpc.client import ZmqClient
@@ -130,6 +131,7 @@ from zmqdist.scheduling.shared.references import (
 )
 from zmqdist.scheduling.shared.remote_results import decode_loss
 from zmqdist.scheduling.shared.result_parts import COUNT_BYTES
+from zmqdist.scheduling.shared.server_reports import ServerReports
 from zmqdist.scheduling.shared.store import BulkStore
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.loop import Loop
@@ -226,6 +228,7 @@ class Listeners:
       retries: the thread that calls `retry_if` of the program. A callback of the program may wait
         for it.
       trace: what records submitted and ended work; None mostly.
+      on_server_facts: returns the figures of parameter servers. Called once a second.
       on_actor_found, on_actor_changed: return the functions to call with the answer to a search for
         an actor, and with an actor, its new state and the reason.
     """
@@ -237,6 +240,7 @@ class Listeners:
         self.retries = Callbacks("zmqdist-retries")
         self.streams: Streams
         self.trace: WorkTrace | None = None
+        self.on_server_facts: Callable[[], list[ServerFacts]] = list
         self.on_actor_found: Callable[[], Callable[[ActorFound], object] | None] = lambda: None
         self.on_actor_changed: Callable[[], ActorWatcher | None] = lambda: None
 
@@ -554,6 +558,7 @@ class CoordinatorRuntime:
             our_hello("server", incarnation, name),
         )
         service = RpcService("coordinator")
+        service.label = f"program {socket.gethostname()}:{self.pid}"
         self.store: BulkStore = BulkStore(service, WORKERS, incarnation)
         self.listeners.streams = Streams(service)
         service.attach(router, loop, incarnation)
@@ -580,6 +585,7 @@ class CoordinatorRuntime:
             loop, credentials, our_hello("coordinator", incarnation, name), self._handle
         )
         self.absence = UnreachableLog(loop, self.machine, self._dealer)
+        self._servers = ServerReports()
 
     def _connected(self, _hello: Hello) -> None:
         with self.lock:
@@ -587,13 +593,17 @@ class CoordinatorRuntime:
             # the new dispatcher
             self.queue.room = 0
         self._handle(DispatcherUp())
+        self._servers.forget()
         self._tell_facts(ProgramFacts(0, 0))
 
     def _tell_facts(self, last: ProgramFacts) -> None:
         """Tell the dispatcher what only this program knows of its work, if it has changed."""
         facts = ProgramFacts(self.machine.waiting, self.store.holdings.bytes)
-        if self.machine.registered and facts != last:
-            self._dealer.send(last := facts)
+        if self.machine.registered:
+            if facts != last:
+                self._dealer.send(last := facts)
+            for server in self._servers.changes(self.listeners.on_server_facts()):
+                self._dealer.send(server)
         due = self._loop.now() + FACTS_S
         self._loop.set_timer((self, "facts"), due, partial(self._tell_facts, last))
 

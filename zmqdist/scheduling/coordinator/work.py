@@ -327,6 +327,7 @@ class Extra:
     Attributes (of the machine):
       missing: the inputs for which the work item waits.
       dependents: the work items that wait for this one, in order of arrival.
+      waits_since: the time since which it waits for inputs, until it is submitted; or 0.
       again_at: the time at which the work item runs again, if it is DELAYED.
       used: the attempt that had computed each kept input, for the latest attempt of this work item.
       lost_starts: the lost starts since the last retry.
@@ -370,6 +371,7 @@ class Extra:
         "used",
         "uses",
         "value_attempt",
+        "waits_since",
     )
 
     def __init__(
@@ -392,7 +394,7 @@ class Extra:
         self.used: dict[Work, int] = NO_USED
         self.lost_starts: tuple[LostStart, ...] = ()
         self.value_attempt = -1
-        self.again_at = 0.0
+        self.again_at = self.waits_since = 0.0
         self.recomputations = 0
         self.is_requested = self.is_dropped = False
         self.input_values: Mapping[int, Any] = NO_INPUTS

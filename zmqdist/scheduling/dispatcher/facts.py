@@ -54,6 +54,7 @@ from zmqdist.messages import (
 )
 from zmqdist.scheduling.dispatcher.membership_and_leases import Member
 from zmqdist.scheduling.dispatcher.records import Lease, LeaseState, SessionQueue
+from zmqdist.scheduling.dispatcher.run_times import RunTimes
 
 OTHER_FUNCTIONS: Final = "other functions"
 """The row of functions beyond those that are told apart."""
@@ -174,7 +175,8 @@ class Facts:
       failures, slot_deaths, refusals: the last of each kind. The times `at` in them are those of
         the machine's clock.
       timeline: runs that have ended, oldest first: [seq, coordinator, work, attempt, function,
-        worker, slot, submitted_at, assigned_at, started_at, ended_at, outcome, kind].
+        worker, slot, submitted_at, assigned_at, started_at, ended_at, outcome, kind, ready_at].
+      times: when work was submitted and handed out, while a watcher asks for the timeline.
       dropped: the number of runs that were left out of the timeline.
       next: the number of the next entry.
     """
@@ -196,6 +198,7 @@ class Facts:
         self._names: OrderedDict[tuple[int, int], str] = OrderedDict()
         self._observed_until = 0.0
         self._asked_at = 0.0
+        self.times = RunTimes()
         self._ended: OrderedDict[int, tuple[int, int, int, int]] = OrderedDict()
         """(coordinator, work, attempt, fn) of leases that have ended while a watcher asks."""
 
@@ -324,6 +327,11 @@ class Facts:
         """Record that a function has begun and is about to be charged, because its process was lost."""
         self.totals.lost_starts += 1
         if lease.lost + 1 >= attempts_max and lease.state is LeaseState.BEGUN:
+            # no slot is there to count it
+            totals = self._totals_of(self.name_of(lease))
+            totals.count += 1
+            totals.failed += 1
+            self.failed_at[member] += 1
             text = (
                 f"its process has died {attempts_max} times while it ran, and it does not run again"
             )
@@ -395,7 +403,8 @@ class Facts:
         for run in reversed(self.timeline):
             if run[0] < seq:
                 break
-            later.append([*run[:7], *(at and at + to_unix_s for at in run[7:11]), *run[11:]])
+            times = (at and at + to_unix_s for at in run[7:11])
+            later.append([*run[:7], *times, *run[11:13], run[13] and run[13] + to_unix_s])
         return later[::-1]
 
     def observe(self, peers: list[Peer], now: float) -> list[Send]:
@@ -411,7 +420,10 @@ class Facts:
     def is_observed(self, now: float) -> bool:
         if now < self._observed_until:
             return True
-        self._ended.clear()
+        if self._observed_until:
+            self._observed_until = 0.0
+            self._ended.clear()
+            self.times = RunTimes()
         return False
 
     def note_ended(
@@ -445,6 +457,7 @@ class Facts:
             if len(self.timeline) == EVENTS_KEPT:
                 self.dropped += 1
             ended_at = now - event.ago_s
+            submitted_at, ready_at = self.times.submitted(*worked[:3])
             self.timeline.append(
                 [
                     self.next,
@@ -454,12 +467,13 @@ class Facts:
                     worked.function,
                     member.name,
                     event.slot,
-                    0.0,
-                    0.0,
+                    submitted_at,
+                    self.times.handed_out.time_of(event.lease),
                     ended_at - event.took_s,
                     ended_at,
                     OUTCOMES[event.kind] if event.kind < len(OUTCOMES) else "",
                     "call" if event.method else "task",
+                    ready_at,
                 ]
             )
             self.next += 1

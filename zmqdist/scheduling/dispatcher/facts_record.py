@@ -91,8 +91,6 @@ class FactsRecord:
             "failures": since_1970(facts.failures.since(since)),
             "slot_deaths": since_1970(facts.slot_deaths.since(since)),
             "refusals": since_1970(facts.refusals.since(since)),
-            "variables": [],
-            "rpc": [],
             "next": facts.next,
         }
         if timeline:

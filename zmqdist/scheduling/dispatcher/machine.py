@@ -120,6 +120,7 @@ from zmqdist.messages import (
     ResultReceived,
     Results,
     RoundEnded,
+    ServerFacts,
     SlotsLost,
     SlotsWaiting,
     StartsLost,
@@ -152,6 +153,7 @@ from zmqdist.scheduling.dispatcher.records import (
     WorkerLoad,
     WorkWindow,
 )
+from zmqdist.scheduling.dispatcher.servers import Servers
 from zmqdist.scheduling.shared.broker_settings import BrokerSettings
 from zmqdist.scheduling.shared.quantities import Grant, quantities_problem
 from zmqdist.scheduling.shared.registrations import coordinator_problem
@@ -337,6 +339,8 @@ class Dispatch:
         totals = self.facts.totals
         totals.submitted += len(message.items)
         totals.retried += sum(item[1] >= 1 << SUBMISSION_SHIFT for item in message.items)
+        if self.facts.is_observed(now):
+            self.facts.times.note_submitted(session.coordinator, message.items, message.waited, now)
         self.placement.enqueue(
             session,
             message.worker,
@@ -649,7 +653,11 @@ class Dispatch:
     def assign(self, now: float) -> list[Send]:
         """Hand out waiting work, and report progress to coordinators whose queue was full. The
         caller must call this after each event."""
+        first = self.placement.next_lease
         effects = self.placement.assign(now)
+        end = self.placement.next_lease
+        if end > first and self.facts.is_observed(now):
+            self.facts.times.handed_out.add(first, end, now)
         if self.placement.demands.ready:
             notices, unmet = self.placement.demands.judge(now)
             effects += notices
@@ -1062,6 +1070,7 @@ class Broker:
             growth_limit_s=settings.growth_limit_s,
             first_lease=first_lease,
         )
+        self.servers = Servers()
         self._stocks = self.dispatch.placement.demands.stocks
         self.actors = ActorDirectory(
             self._stocks,
@@ -1109,6 +1118,7 @@ class Broker:
                 else:
                     effects = self._from_newcomer(peer, message, now, watched)
             case PeerGone(peer) | PeerExpelled(peer):
+                self.servers.reporter_gone(peer)
                 effects = self.dispatch.end_session(peer, now)
                 effects += self.actors.coordinator_gone(peer, now, left=False)
                 effects += self.membership.handle(event, now)
@@ -1136,6 +1146,7 @@ class Broker:
         self.dispatch.restricted(member)
 
     def lost(self, loss: MemberLost, now: float) -> list[Send]:
+        self.servers.reporter_gone(loss.member)
         return self.dispatch.lost(loss, now) + self.actors.lost(loss, now)
 
     # -- questions and orders of the runtime -------------------------------------------------------
@@ -1260,6 +1271,9 @@ class Broker:
                 load = self.dispatch.loads[member]
                 self.dispatch.facts.take(member, message, load.leases, now)
                 return []
+            case ServerFacts():
+                self.servers.take(member, message, now)
+                return []
             case Beat():
                 return [Send(peer, message)]
             case Register() | Leave() | Goodbye():
@@ -1281,6 +1295,9 @@ class Broker:
             case ProgramFacts():
                 session.program = message
                 return []
+            case ServerFacts():
+                self.servers.take(peer, message, now)
+                return []
             case Forget(_, functions, everywhere):
                 return self.dispatch.forget(session, functions, everywhere=everywhere)
             case ResultReceived():
@@ -1301,6 +1318,7 @@ class Broker:
             case RegisterCoordinator():
                 return self._register_coordinator(peer, message, now)
             case Goodbye():
+                self.servers.reporter_gone(peer)
                 effects = self.dispatch.end_session(peer, now, left=True)
                 return effects + self.actors.coordinator_gone(peer, now, left=True)
             case _:

@@ -72,7 +72,7 @@ class Placement:
     def __init__(self, first_lease: int, growth_limit_s: float) -> None:
         self.demands = Demands(growth_limit_s)
         self.queued = 0
-        self._next_lease = first_lease
+        self.next_lease = first_lease
         self._ready_queues: deque[SessionQueue] = deque()
         self._ready_nested: dict[int, deque[SessionQueue]] = {}
         """The queues of nested work by depth. A depth without work has no entry."""
@@ -363,7 +363,7 @@ class Placement:
             batch = batches.setdefault((load, queue.session.depth), Handout())
             load.window.note_handed_out(now)
             band = queue.bands[-1]
-            number = self._next_lease
+            number = self.next_lease
             if band.report_before_start:
                 self._grant(
                     load, band, band.report_before_start, 1, batch, batch.report_before_start
@@ -459,7 +459,7 @@ class Placement:
             load.known_functions,
             load.leases,
         )
-        number = first = self._next_lease
+        number = first = self.next_lease
         checked = -1
         for _ in range(count):
             item = items.popleft()
@@ -479,7 +479,7 @@ class Placement:
                 (number, coordinator, attempt, fn, payload)
             )
             number += 1
-        self._next_lease = number
+        self.next_lease = number
         session.outstanding += number - first
         session.left_queue += count
         self._count(band.session_queue, -count)

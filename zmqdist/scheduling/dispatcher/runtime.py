@@ -49,6 +49,7 @@ from zmqdist.messages import (
     Register,
     RegisterCoordinator,
     ResultReceived,
+    ServerFacts,
     SlotsLost,
     SlotsWaiting,
     Submit,
@@ -112,6 +113,7 @@ FROM_COORDINATORS = (
     WatchActor,
     ProgramFacts,
 )
+FROM_BOTH = (ServerFacts,)
 
 
 class DispatcherRuntime(Generic[P]):
@@ -186,7 +188,7 @@ class DispatcherRuntime(Generic[P]):
         """Bind the port and start the loop."""
         config = self.config
         loop = Loop("zmqdist-dispatcher")
-        service = self._service()
+        service = self._rpc = self._service()
         try:
             self._hello = our_hello("server", self._incarnation, f"dispatcher pid {os.getpid()}")
             host = bindable(config.host)
@@ -203,7 +205,11 @@ class DispatcherRuntime(Generic[P]):
         except BaseException:
             loop.stop()
             raise
-        for kinds, roles in ((FROM_WORKERS, {"worker"}), (FROM_COORDINATORS, {"submit"})):
+        for kinds, roles in (
+            (FROM_WORKERS, {"worker"}),
+            (FROM_COORDINATORS, {"submit"}),
+            (FROM_BOTH, {"worker", "submit"}),
+        ):
             for kind in kinds:
                 router.on(kind, self._handle_message, frozenset(roles))
         router.on(Goodbye, self._handle_message)
@@ -385,6 +391,7 @@ class DispatcherRuntime(Generic[P]):
             "rss_bytes": usage(os.getpid())[0],
             "scaling": None if self.scaler is None else self.scaler.figures(),
             "data": self.part.status(),
+            **self.broker.servers.record(self._rpc.facts()),
             "relayed": self._relay.pieces,
             "dropped": dict(self._router.dropped),
             "refused_handshakes": self._router.refused_handshakes,

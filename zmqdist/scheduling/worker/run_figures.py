@@ -21,7 +21,7 @@ import numpy as np
 
 from zmqdist import clock as time
 from zmqdist.limits import (
-    BUCKET_MIN_S,
+    BUCKET_BOUNDS_S,
     BUCKETS,
     FUNCTIONS_TOLD_APART_MAX,
 )
@@ -39,10 +39,7 @@ ROW_CELLS: Final = HISTOGRAM + BUCKETS
 ROWS: Final = FUNCTIONS_TOLD_APART_MAX + 1
 TABLE_BYTES: Final = 8 * (HEAD_CELLS + ROWS * ROW_CELLS)
 
-BOUNDS_S: Final = tuple(BUCKET_MIN_S * 2 ** (bucket / 4) for bucket in range(BUCKETS - 1))
-"""The largest duration of each bucket but the last."""
-
-_BOUNDS_S: Final = np.array(BOUNDS_S)
+_BOUNDS_S: Final = np.array(BUCKET_BOUNDS_S)
 
 CPU_READ_S: Final = 0.001
 """Seconds of a run, or of runs together, from which on their processor time is measured."""
@@ -158,7 +155,7 @@ class RunTable:
         histogram = row + HISTOGRAM
         if len(durations) < MANY:
             for duration in durations:
-                cells[histogram + bisect_left(BOUNDS_S, duration)] += 1
+                cells[histogram + bisect_left(BUCKET_BOUNDS_S, duration)] += 1
         else:
             buckets = np.searchsorted(_BOUNDS_S, durations)
             self._array[histogram : histogram + BUCKETS] += np.bincount(buckets, minlength=BUCKETS)

@@ -192,7 +192,7 @@ class WorkerRuntime(Generic[P]):
                 self._children = self._bound_children(loop, environment)
             security = credentials.server(host, "worker")
             router = Router(loop, security, our_hello("server", incarnation, name))
-            service = RpcService("worker")
+            service = self._service = RpcService("worker")
             self._store = BulkStore(service, READERS, incarnation)
             self._fetcher = Fetcher(credentials, "worker", self._dispatcher)
             self._cache = WorkerCache(self._store, self._fetcher)
@@ -435,7 +435,8 @@ class WorkerRuntime(Generic[P]):
                 share = 1 / 2 if self._in_contact else 1 / 5
                 self._children.watch(share * machine.contact.lease_s)
             if self._in_contact:
-                self._store.holder = f"{machine.job}:{machine.index}"
+                self._store.holder = self._service.label = f"{machine.job}:{machine.index}"
+                self._reports.servers.forget()
                 self.part.registered()
         self._rearm()
 

@@ -65,7 +65,7 @@ from zmqdist.scheduling.worker.worker_events import (
     Spawn,
     WaitAnswered,
 )
-from zmqdist.scheduling.worker.worker_reports import SlotAtWork, WorkerReports
+from zmqdist.scheduling.worker.worker_reports import OVER_MEMORY, SlotAtWork, WorkerReports
 from zmqdist.task_context import Worker
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.memory_limits import is_alive, oom_kills, private_bytes
@@ -368,7 +368,7 @@ class ProcessSlots:
                     f"start the worker with a higher bound"
                 )
                 position = process.cells[POSITION] if process.running else 0
-                failure = (position, "OUT_OF_MEMORY", reason, "")
+                failure = (position, OVER_MEMORY, reason, "")
                 self.facts.reported(process.slot, process.child.pid, [failure], [])
                 self._feed(SlotOverMemory(process.slot, position, reason))
         self.loop.set_timer((self, "memory"), self.loop.now() + MEMORY_POLL_S, self._read_memory)

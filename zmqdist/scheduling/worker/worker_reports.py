@@ -27,11 +27,13 @@ from zmqdist.messages import (
     FailureFacts,
     FunctionFacts,
     Observe,
+    ServerFacts,
     SlotFacts,
     TaskEvent,
     WorkerFacts,
     WorkerFigures,
 )
+from zmqdist.scheduling.shared.server_reports import ServerReports
 from zmqdist.scheduling.shared.store import BulkStore
 from zmqdist.scheduling.worker.machine import WorkerMachine
 from zmqdist.scheduling.worker.run_figures import Allowance, CallRun, Failure, Run, RunReader
@@ -41,6 +43,9 @@ from zmqdist.transport.shm_pool import this_pool
 
 OBSERVED_TICK_S: Final = 0.25
 """Seconds between two reports while runs are watched."""
+
+OVER_MEMORY: Final = "OUT_OF_MEMORY"
+"""The error of a run whose slot is killed because it uses too much memory."""
 
 FREE_STEP_BYTES: Final = 64 * 2**20
 """The host's free memory is rounded to this, because it always changes a little."""
@@ -96,10 +101,16 @@ class WorkerReports:
     Args:
       send: sends a message to the dispatcher.
       store: the results and arguments that the worker holds.
+
+    Attributes:
+      servers: the reports of the servers of this process.
     """
 
-    def __init__(self, loop: Loop, send: Callable[[WorkerFacts], object], store: BulkStore) -> None:
+    def __init__(
+        self, loop: Loop, send: Callable[[WorkerFacts | ServerFacts], object], store: BulkStore
+    ) -> None:
         self._loop, self._send, self._store = loop, send, store
+        self.servers = ServerReports()
         self._machine: WorkerMachine | None = None
         self._slots: Callable[[], list[SlotAtWork]] = list
         self._actors: Callable[[], list[ActorAtWork]] = list
@@ -153,14 +164,21 @@ class WorkerReports:
     ) -> None:
         """Take what a slot has reported, before the outcomes of these runs."""
         assert self._machine is not None
-        leases = {at: item[0] for at, item in self._machine.slots[slot].given}
+        items = dict(self._machine.slots[slot].given)
         now = self._loop.now()
         for position, error, message, traceback in failures:
-            if position in leases and self._allowance.take(now):
-                self._fail(FailureFacts(leases[position], pid, error, message, traceback))
+            if position not in items:
+                continue
+            lease, coordinator, _, fn, _ = items[position]
+            if error == OVER_MEMORY:  # its slot is killed, and cannot count it
+                self._functions.append(
+                    FunctionFacts(coordinator, fn, "", 1, 1, 0.0, 0.0, 0.0, 0, 0, [])
+                )
+            if self._allowance.take(now):
+                self._fail(FailureFacts(lease, pid, error, message, traceback))
         for position, began, ended, kind in runs:
-            if position in leases:
-                self._note_run(TaskEvent(leases[position], slot, 0.0, ended - began, kind), ended)
+            if position in items:
+                self._note_run(TaskEvent(items[position][0], slot, 0.0, ended - began, kind), ended)
 
     def calls_reported(self, failures: Iterable[FailureFacts], runs: Iterable[CallRun]) -> None:
         """Take what an actor has reported about calls."""
@@ -197,6 +215,8 @@ class WorkerReports:
         pids = {os.getpid(), *(slot.pid for slot in slots), *(actor.pid for actor in actors)}
         if self._usage.sample(pids, now):
             self._sample()
+            for server in self.servers.changes():
+                self._send(server)
         for slot in slots:
             self.take_runs(slot.runs)
         slot_rows = [self._slot(machine, slot, now) for slot in slots]
