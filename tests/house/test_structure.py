@@ -63,6 +63,8 @@ BESIDE_MACHINES = {
         "placement",
         "records",
         "resources",
+        "run_times",
+        "servers",
         "wait_reasons",
     ),
     "zmqdist/scheduling/shared": (

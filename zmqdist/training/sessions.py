@@ -203,7 +203,7 @@ class StrategySession:
         self._users = (*(user for user in self._users if user() is not None), weakref.ref(runtime))
         clients = weakref.WeakMethod(self.open_clients)
         facts = PsFacts(lambda: () if (of_session := clients()) is None else of_session())
-        runtime.listeners.on_server_facts = facts.newest
+        runtime.listeners.servers.others = facts.newest
 
     def note_pickled(self, storage: RemoteStorage) -> bool:
         """Record that a handle is being pickled. Return True if a coordinator of this strategy

@@ -64,9 +64,15 @@ def test_retry_has_another_time_than_the_first_submission() -> None:
     times = RunTimes()
     times.note_submitted(1, items(5, 6), {}, 1.0)
     assert times.submitted(1, 5, RETRY) == (0, 0)
-    times.note_submitted(1, items(5, attempt=RETRY), {}, 9.0)
+    times.note_submitted(1, items(5, attempt=RETRY), {}, 9.0, retried=1)
     assert times.submitted(1, 5, RETRY + 2)[1] == 9.0
     assert times.submitted(1, 5, 1)[1] == 1.0
+
+
+def test_retry_that_comes_first_has_its_time() -> None:
+    times = RunTimes()
+    times.note_submitted(1, items(5, attempt=RETRY), {}, 9.0, retried=1)
+    assert times.submitted(1, 5, RETRY)[1] == 9.0
 
 
 def test_times_of_single_works_are_bounded() -> None:

@@ -47,7 +47,6 @@ from zmqdist.messages import (
     ProgramFacts,
     Read,
     Refused,
-    ServerFacts,
     Unsatisfied,
 )
 from zmqdist.rpc.client import ZmqClient
@@ -228,7 +227,7 @@ class Listeners:
       retries: the thread that calls `retry_if` of the program. A callback of the program may wait
         for it.
       trace: what records submitted and ended work; None mostly.
-      on_server_facts: returns the figures of parameter servers. Called once a second.
+      servers: reports servers to the dispatcher once a second.
       on_actor_found, on_actor_changed: return the functions to call with the answer to a search for
         an actor, and with an actor, its new state and the reason.
     """
@@ -240,7 +239,7 @@ class Listeners:
         self.retries = Callbacks("zmqdist-retries")
         self.streams: Streams
         self.trace: WorkTrace | None = None
-        self.on_server_facts: Callable[[], list[ServerFacts]] = list
+        self.servers = ServerReports()
         self.on_actor_found: Callable[[], Callable[[ActorFound], object] | None] = lambda: None
         self.on_actor_changed: Callable[[], ActorWatcher | None] = lambda: None
 
@@ -585,7 +584,6 @@ class CoordinatorRuntime:
             loop, credentials, our_hello("coordinator", incarnation, name), self._handle
         )
         self.absence = UnreachableLog(loop, self.machine, self._dealer)
-        self._servers = ServerReports()
 
     def _connected(self, _hello: Hello) -> None:
         with self.lock:
@@ -593,7 +591,7 @@ class CoordinatorRuntime:
             # the new dispatcher
             self.queue.room = 0
         self._handle(DispatcherUp())
-        self._servers.forget()
+        self.listeners.servers.forget()
         self._tell_facts(ProgramFacts(0, 0))
 
     def _tell_facts(self, last: ProgramFacts) -> None:
@@ -602,7 +600,7 @@ class CoordinatorRuntime:
         if self.machine.registered:
             if facts != last:
                 self._dealer.send(last := facts)
-            for server in self._servers.changes(self.listeners.on_server_facts()):
+            for server in self.listeners.servers.changes():
                 self._dealer.send(server)
         due = self._loop.now() + FACTS_S
         self._loop.set_timer((self, "facts"), due, partial(self._tell_facts, last))

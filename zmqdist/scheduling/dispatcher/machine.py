@@ -338,9 +338,12 @@ class Dispatch:
                 return [Send(session.peer, Unsatisfied(works, kept_above(request), final=True))]
         totals = self.facts.totals
         totals.submitted += len(message.items)
-        totals.retried += sum(item[1] >= 1 << SUBMISSION_SHIFT for item in message.items)
+        retried = sum(item[1] >= 1 << SUBMISSION_SHIFT for item in message.items)
+        totals.retried += retried
         if self.facts.is_observed(now):
-            self.facts.times.note_submitted(session.coordinator, message.items, message.waited, now)
+            self.facts.times.note_submitted(
+                session.coordinator, message.items, message.waited, now, retried=retried
+            )
         self.placement.enqueue(
             session,
             message.worker,

@@ -55,13 +55,19 @@ class RunTimes:
         """By program, work item and submission."""
 
     def note_submitted(
-        self, coordinator: int, items: list[Item], waited: dict[int, float], now: float
+        self,
+        coordinator: int,
+        items: list[Item],
+        waited: dict[int, float],
+        now: float,
+        *,
+        retried: int = 0,
     ) -> None:
-        """Record items that have come. `waited` has the seconds that some have waited in their
-        program."""
+        """Record items that have come, of which so many are retries. `waited` has the seconds that
+        some have waited in their program."""
         first, end = items[0][0], items[-1][0] + 1
         spans = self._came.setdefault(coordinator, Spans())
-        if end - first == len(items) and spans.is_above(first) and not waited:
+        if end - first == len(items) and spans.is_above(first) and not (waited or retried):
             spans.add(first, end, now)
             return
         alone = self._alone
