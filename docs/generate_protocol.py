@@ -1,4 +1,5 @@
-"""Write the list of docs/protocol.md from zmqdist/messages.py: `python docs/generate_protocol.py`.
+"""Write the lists of docs/protocol.md from zmqdist/messages.py, wire/safe.py and wire/hello.py:
+`python docs/generate_protocol.py`.
 
 The page is written by hand up to the line `BEGIN`; this program writes all lines after it.
 """
@@ -9,12 +10,109 @@ import re
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
 
 from zmqdist import messages
+from zmqdist.messages import Call, Chunk, Credit, Replies, Reply
+from zmqdist.specs import TensorSpec
+from zmqdist.wire import headers, safe
+from zmqdist.wire.hello import Hello, encode_hello
 
 PAGE = Path(__file__).with_name("protocol.md")
 BEGIN = "<!-- Written by docs/generate_protocol.py from zmqdist/messages.py from here on. -->\n"
 COLUMNS = 100
+
+VALUES = (
+    "None",
+    "True",
+    "0",
+    "-1",
+    "200",
+    "2**53 + 1",
+    "2**64 - 1",
+    "-(2**63)",
+    "2**64",
+    "-(2**63) - 1",
+    "1.0",
+    "float('-inf')",
+    "1 + 2j",
+    "''",
+    "'é'",
+    "b'\\x00\\xff'",
+    "'\\ud800'",
+    "[]",
+    "()",
+    "(1, 'a', [None])",
+    "{}",
+    "{'a': 1, 'b': [2]}",
+    "{1: 2, (1, 'a'): 3}",
+    "np.float32(1.5)",
+    "np.int64(-1)",
+    "np.str_('a')",
+    "np.arange(3, dtype='<i4')",
+    "np.array([2**53 + 1], '<i8')",
+    "np.array([True, False])",
+    "np.array(1.5)",
+    "np.zeros((0, 2), '<f4')",
+    "np.array([[0, 1, 2], [3, 4, 5]], '|u1')",
+    "np.array([[0, 1, 2], [3, 4, 5]], '|u1', order='F')",
+    "np.array([1, -2], 'bfloat16')",
+    "np.array([1], '>f4')",
+    "np.array(['é'], '<U2')",
+    "np.array([b'a'], '|S2')",
+    "np.array(['2024-01-02'], '<M8[D]')",
+    "np.array([(1, 2)], [('a', '|u1'), ('b', '<f4')])",
+    "[np.zeros(65_537, '|u1'), np.ones(65_538, '|u1')]",
+    "TensorSpec([None, 2], np.float32)",
+)
+MESSAGES = (
+    "Hello('client', 2**62 + 1)",
+    "Call(1, 'add', 2**62 + 3, 0, pack((2, 3)))",
+    "Call(2, 'add', 2**62 + 3, 500, pack({'x': 2, '': (3,)}))",
+    "Call(3, 'echo', 2**62 + 3, 0, pack((np.zeros(600_000, '|u1'),)), ((600_000,),))",
+    "Chunk(3, 0, 524_288)",
+    "Credit(75_712)",
+    "Reply(1, 0, '', pack(5))",
+    "Reply(2, 5, 'no such thing', b'')",
+    "Replies([Reply(1, 0, '', pack(5)), Reply(2, 0, '', pack(6))])",
+    "Call(4, 'zmqdist.open', 2**62 + 3, 0, pack((1, 'count', (3,))))",
+    "Reply(4, 0, '', encode([[pack(0), pack(1)], [], None]))",
+)
+"""What the page shows as bytes: expressions of Python with these names."""
+NAMES: dict[str, Any] = {
+    "Call": Call,
+    "Chunk": Chunk,
+    "Credit": Credit,
+    "Hello": Hello,
+    "Replies": Replies,
+    "Reply": Reply,
+    "TensorSpec": TensorSpec,
+    "encode": headers.encode,
+    "ml_dtypes": ml_dtypes,
+    "np": np,
+    "pack": lambda value: safe.encode(value)[0],
+}
+
+
+def vectors() -> str:
+    """Return a list of values with their bodies, and a list of messages with their first
+    frames."""
+    values = [(text, safe.encode(eval(text, NAMES))[0]) for text in VALUES]
+    frames = []
+    for text in MESSAGES:
+        message = eval(text, NAMES)
+        is_hello = isinstance(message, Hello)
+        frames.append((text, encode_hello(message) if is_hello else headers.encode(message)))
+    parts = "The last value but one has two parts, of 65,537 bytes 00 and of 65,538 bytes 01."
+    names = "`pack` returns the body of a value. A field that is missing here has its default."
+    return f"{listed(values)}\n\n{parts}\n\n{listed(frames)}\n\n{names}\n"
+
+
+def listed(rows: list[tuple[str, bytes]]) -> str:
+    return "\n".join(wrapped(f"- `{text}`: `{body.hex()}`") for text, body in rows)
 
 
 def every_message() -> str:
@@ -46,7 +144,8 @@ def page(current: str) -> str:
         raise SystemExit(
             f"{PAGE.name} has lost the line that says where its generated part begins:\n{BEGIN}"
         )
-    return f"{by_hand}{BEGIN}\n## Every message\n\n{every_message()}\n### Tuples in these fields\n\n{shapes()}"
+    messages_and_tuples = f"{every_message()}\n### Tuples in these fields\n\n{shapes()}"
+    return f"{by_hand}{BEGIN}\n## Every message\n\n{messages_and_tuples}\n## Test vectors\n\n{vectors()}"
 
 
 def first_paragraph(docstring: str) -> str:
