@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from math import inf
 from random import Random
 from typing import Any, Protocol
 
@@ -161,9 +162,9 @@ class SimCoordinator:
         self.members: dict[str, int] = {}
         self._cancelled: set[int] = set()
         self._wanted_back: set[int] = set()
-        self._pending_take_backs: dict[int, SimConnection | None] = {}
+        self._pending_take_backs: dict[int, tuple[SimConnection | None, float]] = {}
         """The work items that the program wants to take back and for which no reply has arrived:
-        work -> the connection at the time of the request."""
+        work -> the connection at the time of the last request, and this time."""
         self._goes_on: set[int] = set()
         """Work that has begun, according to the replies to requests to take it back."""
         self._with_dispatcher: set[int] = set()
@@ -335,16 +336,17 @@ class SimCoordinator:
         self._wanted_back.update(works)
         for work in works:
             self._goes_on.discard(work)
-            self._pending_take_backs[work] = self.connection
+            self._pending_take_backs[work] = self.connection, since
         self.handle(TakeBackRequested(works))
-        self.cluster.clock.after(ANSWER_S, lambda: self._check_answered(works, since))
+        self.cluster.clock.after(ANSWER_S, lambda: self._check_answered(works, since, since))
 
     def wanted_back(self, work: int) -> bool:
         """Return whether the program has ever cancelled the future of this work (`take_back`)."""
         return work in self._wanted_back
 
-    def _check_answered(self, works: list[int], since: float) -> None:
+    def _check_answered(self, works: list[int], asked_at: float, since: float) -> None:
         """Check that the program has got a reply for each work item that it wanted to take back.
+        Work that it has wanted back once more after `asked_at` has a later check.
         Check later if a fault has just happened, because the fault may have lost a reply. Also
         check later while a round ends, because running work is cancelled only when its function
         ends, and a function in a thread cannot be ended early.
@@ -352,14 +354,15 @@ class SimCoordinator:
         left = [
             work
             for work in works
-            if work in self._pending_take_backs and work not in self._cancelled
+            if self._pending_take_backs.get(work, (None, inf))[1] == asked_at
+            and work not in self._cancelled
         ]
         quiet_since = self.cluster.quiet_since
         if left and self.ending:
-            self.cluster.clock.after(ANSWER_S, lambda: self._check_answered(left, since))
+            self.cluster.clock.after(ANSWER_S, lambda: self._check_answered(left, asked_at, since))
         elif left and quiet_since > since:
             self.cluster.clock.at(
-                quiet_since + ANSWER_S, lambda: self._check_answered(left, quiet_since)
+                quiet_since + ANSWER_S, lambda: self._check_answered(left, asked_at, quiet_since)
             )
         else:
             assert not left, f"dispatch P17: it is not reported whether {left} have begun"
@@ -514,7 +517,7 @@ class SimCoordinator:
                 "coordinator P14: a report of begun work that was not requested"
             )
             assert not self.resolved[work], f"coordinator P14: work {work} has begun after its end"
-            if self._pending_take_backs.pop(work, None) is not None:
+            if self._pending_take_backs.pop(work, (None,))[0] is not None:
                 self._goes_on.add(work)
 
     def _check_width(self, message: Submit) -> None:
