@@ -3,8 +3,6 @@ of outcomes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import count
 from math import inf
 from typing import Any
 
@@ -38,7 +36,7 @@ class Process:
     """The machine, with a clock that stands still unless a test moves it."""
 
     def __init__(self) -> None:
-        self.machine = PrimitivesClient("host:1", 77, partial_count())
+        self.machine = PrimitivesClient("host:1", 77, 101)
 
     def go(self, operation: Operation[Any], outcome: Any = None) -> Any:
         """Continue an operation. Return its next step as (method, *arguments), or its result."""
@@ -66,11 +64,6 @@ class Process:
         self.go(operation, self.opened())
         assert self.go(operation, [fence]) == (fence, 0)
         return self
-
-
-def partial_count() -> Callable[[], int]:
-    numbers = count(101)
-    return lambda: next(numbers)
 
 
 def test_first_request_opens_client() -> None:

@@ -117,6 +117,15 @@ def test_late_release_of_lost_client_changes_nothing() -> None:
     assert keeper.ask(B, 2, "look", LOCK) == {"b2": [1, 0, False, 1]}
 
 
+def test_late_open_of_former_client_ends_no_later_client() -> None:
+    keeper = Keeper.of_clients(A)
+    keeper.tell(keeper.machine.opened("open", B, [], keeper.now, former=A))
+    keeper.ask(B, 1, "acquire", LOCK)
+    late = keeper.tell(keeper.machine.opened("late", A, [], keeper.now, former=B))
+    assert late == {"late": -ABORTED}
+    assert keeper.ask(B, 2, "look", LOCK) == {"b2": [1, 0, False, 1]}
+
+
 def test_killed_client_frees_places_and_leaves_lines() -> None:
     keeper = Keeper.of_clients(A, B, C)
     for number, client in ((1, A), (1, B), (2, A), (1, C)):

@@ -92,6 +92,10 @@ def test_simulated_primitives_are_used_despite_faults() -> None:
     assert calm.confirmed == calm.received == {*calm.accepted}
 
 
+def test_late_message_of_given_up_client_frees_no_place() -> None:
+    simulate_primitives(3500577)
+
+
 def test_broken_promise_names_seed_and_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zmqdist.tasks.mailbox_machine.Mailbox.returned", lambda self, wait: [])
     with pytest.raises(AssertionError, match=r"(?s)mailbox P1.*pytest tests/sim --seed 5.*got"):

@@ -45,7 +45,7 @@ class PrimitivesLink:
         """Connect in the background. Does not block."""
         role = "worker" if task_context.scheduled() else "submit"
         self._rpc = ZmqClient(address, security=credentials.client(address, role))
-        self.machine = PrimitivesClient(address, os.getpid(), new_incarnation)
+        self.machine = PrimitivesClient(address, os.getpid(), new_incarnation())
         self._lock = threading.Lock()
         """Held while an operation decides, and never while it waits."""
         wake = threading.Event()

@@ -27,7 +27,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -82,14 +82,15 @@ class PrimitivesClient:
       now: the time, which the runtime sets before it continues an operation.
     """
 
-    def __init__(self, address: str, pid: int, new_number: Callable[[], int]) -> None:
-        """Start without a lease. `new_number` returns a random number for a client."""
+    def __init__(self, address: str, pid: int, number: int) -> None:
+        """Start without a lease. `number` is the random number of the first client of this process;
+        later ones have the following numbers."""
         self.now = 0.0
         self._holds: dict[Key, list[Hold]] = {}
         """The places of this process, in the order in which it got them."""
         self._address = address
         self._pid = pid
-        self._new_number = new_number
+        self._clients = itertools.count(number)
         self._numbers = itertools.count(1)
         self._state = ClientState.ABSENT
         self._client = 0
@@ -230,7 +231,7 @@ class PrimitivesClient:
             self._lose(set())
         if self._state is ClientState.ABSENT:
             self._enter(ClientState.OPENING)
-            self._client = self._new_number()
+            self._client = next(self._clients)
             self._withdrawn.clear()
         client, sent_at = self._client, self.now
         offered = [

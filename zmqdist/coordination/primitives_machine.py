@@ -1,10 +1,11 @@
 """Locks, semaphores, queues and events by name, which the processes of a cluster share. No I/O.
 
 Theory of operation
-    A process that uses primitives is a *client*, with a number that is never used again. Its lease
-    is renewed by every message of it. When the lease or the process ends, the client's requests
-    leave their lines, its places of locks and semaphores are free, and its later messages get
-    ABORTED. A request that waits also leaves its line when the connection that brought it ends.
+    A process that uses primitives is a *client*, with a number that is never used again. When the
+    lease or the process ends, the client's requests leave their lines, its places of locks and
+    semaphores are free, and its later messages get ABORTED; the process becomes a client with a
+    larger number. Each message of a client renews its lease. A request that waits also leaves its
+    line when the connection that brought it ends.
     Each request of a client has a number. A place belongs to the request to which it was granted,
     until the client withdraws that request. An item of a queue is handed over in two steps: the
     getter receives the item, and confirms it before its program sees the item. An item that is
@@ -194,13 +195,17 @@ class Primitives:
     # -- clients -----------------------------------------------------------------------------------
 
     def opened(
-        self, ticket: Ticket, client: int, holds: Iterable[Hold], now: float
+        self, ticket: Ticket, client: int, holds: Iterable[Hold], now: float, former: int = 0
     ) -> list[Effect]:
         """Begin the lease of a client. `holds` are places that an earlier keeper has granted to
-        this process. The reply has the numbers of those that the client still has."""
+        this process. The reply, which comes last, has the numbers of those that the client still
+        has. `former` is the last client of the same process, which it has given up."""
+        if former > client:  # P3: this message is late, and its process has given up this client
+            return [_unknown(ticket)]
+        effects = self.lost(former) if former != client else []
         if len(self._clients) >= limits.PRIMITIVE_CLIENTS_MAX:
             text = f"{limits.PRIMITIVE_CLIENTS_MAX} processes use locks, queues and events here"
-            return [Fail(ticket, RESOURCE_EXHAUSTED, text)]
+            return [*effects, Fail(ticket, RESOURCE_EXHAUSTED, text)]
         record = self._clients.setdefault(client, _Client(now))
         heappush(self._ends, (now + self._lease_s, client))
         record.until = now + self._lease_s
@@ -210,7 +215,7 @@ class Primitives:
             primitive = self._primitive(demand, record)
             if isinstance(primitive, _Primitive) and primitive.out < hold.size:
                 self._answer(self._begin(record, demand, primitive, None), hold.fence)
-        return [ReplyValue(ticket, [*record.requests])]
+        return [*effects, ReplyValue(ticket, [*record.requests])]
 
     def renewed(
         self,

@@ -98,13 +98,11 @@ class PrimitivesService:
         number_argument(client, "the number of a client")
         restored = [_hold(hold) for hold in _rows(holds)]
         former, _ = self._clients.get(call.peer, (client, 0))
-        if former != client:  # the process has given up the former client
-            self._perform(self._machine.lost(former))
-        self._clients[call.peer] = client, number_argument(pid, "a pid")
-        (effect,) = self._machine.opened(call, client, restored, self._loop.now())
-        if isinstance(effect, ReplyValue):
-            effect = ReplyValue(call, (*self._welcome, effect.value))
-        self._perform([effect])
+        self._clients[call.peer] = max(former, client), number_argument(pid, "a pid")
+        *effects, reply = self._machine.opened(call, client, restored, self._loop.now(), former)
+        if isinstance(reply, ReplyValue):
+            reply = ReplyValue(call, (*self._welcome, reply.value))
+        self._perform([*effects, reply])
 
     def _renew(
         self, call: PendingCall, client: int, pid: int, confirmed: Any, withdrawn: Any
@@ -112,7 +110,8 @@ class PrimitivesService:
         number_argument(client, "the number of a client")
         numbers = _numbers(confirmed), _numbers(withdrawn)
         # the client may have connected again
-        self._clients[call.peer] = client, number_argument(pid, "a pid")
+        latest = max(client, self._clients.get(call.peer, (0, 0))[0])
+        self._clients[call.peer] = latest, number_argument(pid, "a pid")
         self._perform(self._machine.renewed(call, client, *numbers, self._loop.now()))
 
     def _request(

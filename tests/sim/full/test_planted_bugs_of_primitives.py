@@ -79,9 +79,11 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
         around(
             Primitives,
             "opened",
-            lambda former, self, ticket, client, holds, now: [
+            lambda former, self, ticket, client, holds, *rest: [
                 ReplyValue(effect.ticket, [hold.number for hold in holds])
-                for effect in former(self, ticket, client, (), now)
+                if effect.ticket is ticket
+                else effect
+                for effect in former(self, ticket, client, (), *rest)
             ],
         ),
         "primitives P1",

@@ -67,25 +67,26 @@ class SimPrimitivesKeeper:
 
     def _open(self, call: SimCall, client: int, pid: int, holds: Any) -> None:
         peer = self.world.host_of(pid)
+        former = client
         if peer is not None:
-            former = self._clients.get(peer, client)
-            if former != client and self.world.network.is_connected(peer, self.host):
-                self.perform(self.machine.lost(former))
-            self._clients[peer] = client
-        effects = self.machine.opened(
+            if self.world.network.is_connected(peer, self.host):
+                former = self._clients.get(peer, client)
+            self._clients[peer] = max(former, client)
+        *effects, reply = self.machine.opened(
             call,
             client,
             [Hold(number, (kind, name), size, fence) for number, kind, name, size, fence in holds],
             self.world.clock.now,
+            former,
         )
-        if isinstance(effects[0], ReplyValue):
-            effects = [ReplyValue(call, (self.host.life, LEASE_S, effects[0].value))]
-        self.perform(effects)
+        if isinstance(reply, ReplyValue):
+            reply = ReplyValue(call, (self.host.life, LEASE_S, reply.value))
+        self.perform([*effects, reply])
 
     def _renew(self, call: SimCall, client: int, pid: int, confirmed: Any, withdrawn: Any) -> None:
         peer = self.world.host_of(pid)
         if peer is not None:
-            self._clients[peer] = client
+            self._clients[peer] = max(client, self._clients.get(peer, 0))
         effects = self.machine.renewed(call, client, confirmed, withdrawn, self.world.clock.now)
         if isinstance(effects[-1], ReplyValue):
             for number in confirmed:
@@ -173,7 +174,7 @@ class SimUser:
         self.world = world
         self.index = index
         self.host = SimHost(world.network, f"user{index}", world.new_life())
-        self.client = PrimitivesClient("keeper", self.host.life, world.new_life)
+        self.client = PrimitivesClient("keeper", self.host.life, 1000 * self.host.life)
         self.waits: list[tuple[Operation[Any], list[bool], Then]] = []
         self.put_count = 0
         self.progress: Counter[str] = Counter()
