@@ -425,3 +425,115 @@ def test_lost_socket_does_not_keep_unstarted_loop(loop: Loop) -> None:
     assert not left[0].closed
     zmq.backend.Socket.close(left[0], linger=0)
     until(lambda: loop.context.closed)
+
+
+def sleeping(loop: Loop) -> None:
+    """Start the loop, and return when it sleeps."""
+    loop.start()
+    loop.run(lambda: None)
+    until(lambda: loop._sleeping and not loop._turn_lock.locked())
+
+
+def test_call_now_runs_in_its_thread_while_loop_sleeps(loop: Loop) -> None:
+    seen: list[Any] = []
+    loop.at_end_of_turn(lambda: seen.append("end of turn"))
+    sleeping(loop)
+    del seen[:]
+    loop.call_now(lambda: seen.append((threading.get_ident(), loop.in_loop)))
+    assert seen == [(threading.get_ident(), True), "end of turn"]
+    assert not loop.in_loop
+
+
+def test_call_now_runs_in_loop_while_it_is_busy(loop: Loop) -> None:
+    seen: list[int] = []
+    began, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+    loop.start()
+
+    def busy() -> None:
+        began.set()
+        assert go_on.wait(20)
+
+    loop.call_soon(busy)
+    assert began.wait(20)
+    loop.call_now(lambda: (seen.append(threading.get_ident()), ended.set()))
+    assert seen == []
+    go_on.set()
+    assert ended.wait(20)
+    assert seen != [threading.get_ident()]
+
+
+def test_call_now_wakes_loop_for_timer_and_call(loop: Loop) -> None:
+    ends = [threading.Event(), threading.Event()]
+
+    def both() -> None:
+        loop.set_timer("soon", loop.now() + 0.01, ends[0].set)
+        loop.call_soon(ends[1].set)
+
+    sleeping(loop)
+    loop.call_now(both)
+    assert all(end.wait(20) for end in ends)
+
+
+def test_call_now_leaves_no_input_unread(loop: Loop) -> None:
+    one, other = pair(loop)
+    texts: list[bytes] = []
+    ended = threading.Event()
+
+    def read() -> None:
+        texts.append(one.recv(zmq.NOBLOCK))
+        if len(texts) == 2000:
+            ended.set()
+
+    watched = loop.add_socket(one, read)
+
+    def send(number: int) -> None:
+        # both ends are used in one thread, which consumes the signal of the input
+        other.send(b"%d" % number)
+        watched.dirty = True
+        one.getsockopt(zmq.EVENTS)
+
+    loop.start()
+    for number in range(2000):
+        loop.call_now(send, number)
+    assert ended.wait(20), f"{len(texts)} of 2000 messages were read"
+    assert texts == [b"%d" % number for number in range(2000)]
+
+
+def test_turns_of_many_threads_do_not_overlap(loop: Loop) -> None:
+    counts = [0, 0]
+
+    def turn() -> None:
+        counts[0] += 1
+        assert counts[0] == 1
+        counts[1] += 1
+        counts[0] -= 1
+
+    loop.start()
+
+    def hand_in() -> None:
+        for number in range(1000):
+            (loop.call_now if number % 3 else loop.call_soon)(turn)
+
+    threads = [threading.Thread(target=hand_in) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    loop.run(lambda: None)
+    assert counts == [0, 8000]
+    assert loop.faults == 0
+
+
+def test_fault_in_call_now_is_counted(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+    sleeping(loop)
+    loop.call_now(lambda: 1 / 0)
+    assert loop.faults == 1
+    assert not loop._turn_lock.locked()
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_call_now_after_end_of_loop_raises(loop: Loop) -> None:
+    sleeping(loop)
+    loop.stop()
+    with pytest.raises(FailedPreconditionError):
+        loop.call_now(print)

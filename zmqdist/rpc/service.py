@@ -1278,8 +1278,10 @@ class RpcService:
             enter(partial(_unwanted, served))
             reply, sources = _run_method(method, served.id, body, frames, peer)
             leave()
+        # The reply to the only call goes out of this thread. Those to many are gathered in the loop.
+        send = self._loop.call_now if self._pool.unfinished == 1 else self._loop.call_soon
         try:  # repeats the code of `reply_later`, to save two function calls on the hot path
-            self._loop.call_soon(self._finished, served, peer, reply, sources)
+            send(self._finished, served, peer, reply, sources)
         except FailedPreconditionError:
             pass
 

@@ -1,9 +1,10 @@
 """One thread that owns sockets, descriptors, timers and an inbox.
 
 Rules
-    Only the loop's thread uses a socket that is registered here; other threads pass functions to it
-    by `call_soon`. A callback that raises does not end the loop. The loop logs the traceback and
-    counts the fault in `faults`.
+    Only the thread that has the turn uses a socket that is registered here. This is the loop's
+    thread, except while it sleeps: then `call_now` has a thread of a pool take the turn for one
+    function. Other threads pass functions to the loop by `call_soon`. A callback that raises does
+    not end the loop. The loop logs the traceback and counts the fault in `faults`.
 
 One turn
     1. wait for input, a timer or a function in the inbox, unless the last turn left unread input
@@ -152,6 +153,10 @@ class Loop:
         self._accepting = True
         self._stopping = False
         self._sleeping = False
+        # held by the thread that has the turn
+        self._turn_lock = threading.Lock()
+        self._turn_thread = 0
+        self._wakes_at = 0.0
         self._backlog_since: float | None = None
         self._hold_until = 0.0
         self._wake_fd = platforms.open_wake_fd()
@@ -209,8 +214,8 @@ class Loop:
 
     @property
     def in_loop(self) -> bool:
-        """Whether the caller is the loop's thread."""
-        return threading.get_ident() == self._thread.ident
+        """Whether the caller has the turn, in the loop's thread or by `call_now`."""
+        return threading.get_ident() == self._turn_thread
 
     @property
     def running(self) -> bool:
@@ -237,6 +242,35 @@ class Loop:
                 raise FailedPreconditionError(f"loop {self.name} has ended")
             self._inbox.append((fn, args))
         if self._sleeping:
+            self._wake()
+
+    def call_now(self, fn: Callable[..., object], *args: Any) -> None:
+        """Like `call_soon`, but if the loop sleeps, this thread takes the turn, calls `fn(*args)`
+        and the end-of-turn hooks. This saves waking the loop's thread, 20 us or more.
+
+        Not for the main thread, where a Ctrl-C could interrupt `fn` at any line.
+
+        Raises:
+          FailedPreconditionError: as `call_soon`.
+        """
+        if not self._sleeping or not self._turn_lock.acquire(False):
+            self.call_soon(fn, *args)
+            return
+        wake = False
+        try:
+            # the loop may have woken, and waits for the lock: it would find the function at once
+            if sleeps := self._sleeping and not self._stopping:
+                self._turn_thread = threading.get_ident()
+                self._guard(fn, *args)
+                for hook in self._hooks:
+                    self._guard(hook)
+                wake = self._left_over() or (bool(self._heap) and self._heap[0][0] < self._wakes_at)
+        finally:
+            self._turn_thread = 0
+            self._turn_lock.release()
+        if not sleeps:
+            self.call_soon(fn, *args)
+        elif wake:
             self._wake()
 
     def run(self, fn: Callable[..., T], *args: Any, timeout_s: float = 10.0) -> T:
@@ -366,11 +400,14 @@ class Loop:
     # -- the turn ----------------------------------------------------------------------------------
 
     def _main(self) -> None:
-        try:
-            while not self._stopping:
-                self._turn()
-        finally:
-            self._finish()
+        with self._turn_lock:
+            self._turn_thread = threading.get_ident()
+            try:
+                while not self._stopping:
+                    self._turn()
+            finally:
+                self._finish()
+                self._turn_thread = 0
 
     def _turn(self) -> None:
         happened, backlog = self._read_input()
@@ -424,7 +461,15 @@ class Loop:
         self._sleeping = True
         wait_s = 0.0 if self._inbox or self._stopping else self._until_timer()
         began = time.monotonic()
-        ready = self._epoll.poll(wait_s)
+        if wait_s:
+            self._wakes_at = began + wait_s
+            self._turn_thread = 0
+            self._turn_lock.release()
+            ready = self._epoll.poll(wait_s)
+            self._turn_lock.acquire()
+            self._turn_thread = threading.get_ident()
+        else:
+            ready = self._epoll.poll(0)
         self._sleeping = False
         if (now := time.monotonic()) - began > wait_s + OVERSLEPT_S:
             self._hold_until = now + RECOVER_S

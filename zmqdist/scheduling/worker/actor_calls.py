@@ -282,7 +282,7 @@ class ActorCalls:
                 if ended > flush_at:
                     self._loop.call_soon(self._flush)
                     flush_at = time.monotonic() + FLUSH_S
-            self._loop.call_soon(self._flush)
+            self._loop.call_now(self._flush)
         self._loop.run(self._flush)
 
     async def _run_async(self, methods: _Methods) -> None:
