@@ -39,6 +39,7 @@ def connected(local: zd.local_cluster) -> Iterator[Cluster]:
 def test_cluster_kinds_share_attributes(local: zd.local_cluster, connected: Cluster) -> None:
     public = {name for name in dir(connected) if not name.startswith("_")}
     assert public == {
+        "cancel_on_interrupt",
         "close",
         "config",
         "coordinator",

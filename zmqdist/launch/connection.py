@@ -70,7 +70,11 @@ class Cluster:
       credentials: the places of the secrets for the cluster, never the secrets.
       config: the ClusterConfig of a cluster that `zmqdist launch` runs; None without a cluster
         file.
+      cancel_on_interrupt: whether an interrupted cell of a notebook cancels the functions and calls
+        of actors that it has scheduled, by coordinators and Executors made with this object.
     """
+
+    cancel_on_interrupt = False
 
     def __init__(
         self, target: str, credentials: Credentials, config: ClusterConfig | None = None
@@ -220,6 +224,7 @@ def connect(
     *,
     timeout: float = CONNECT_S,
     logs: bool | None = None,
+    cancel_on_interrupt: bool = False,
 ) -> Cluster:
     """Connect to a cluster that runs already, and return it once its dispatcher has answered.
 
@@ -236,6 +241,7 @@ def connect(
       timeout: seconds to wait for the dispatcher, now and at each later call.
       logs: whether this program prints what functions print from now on, with the names of their
         workers. None means that it does in a notebook.
+      cancel_on_interrupt: as the attribute of Cluster.
 
     Raises:
       ValueError: `address_or_file` has another form, or the environment names no cluster.
@@ -260,6 +266,7 @@ def connect(
     )
     cluster = Cluster(f"zmq://{location.address}", location.credentials, config)
     cluster._dispatcher_client(timeout_s)
+    cluster.cancel_on_interrupt = cancel_on_interrupt
     if in_notebook() if logs is None else logs:
         from zmqdist.launch.log_follower import LogFollower
 

@@ -80,6 +80,8 @@ class local_cluster(Cluster):
       logs: if True and workers are processes, this program prints what functions print, whole lines
         after the name of the worker (docs/watch.md). If False, the processes write to the standard
         output and error of this program themselves.
+      cancel_on_interrupt: whether an interrupted cell of a notebook cancels the functions and calls
+        of actors that it has scheduled (docs/notebooks.md).
       options: fields of DispatcherConfig, such as `attempts_max` or `lease_s`, except `token_file`,
         `keys_dir` and `insecure`.
 
@@ -135,6 +137,7 @@ class local_cluster(Cluster):
         nested_slots_max: int = limits.NESTED_SLOTS_MAX,
         dashboard: bool = False,
         logs: bool = True,
+        cancel_on_interrupt: bool = False,
         **options: Any,
     ) -> None:
         check_count("workers", workers)
@@ -143,6 +146,8 @@ class local_cluster(Cluster):
         check_type("processes", processes, bool, "True or False")
         check_type("dashboard", dashboard, bool, "True or False")
         check_type("logs", logs, bool, "True or False")
+        check_type("cancel_on_interrupt", cancel_on_interrupt, bool, "True or False")
+        self.cancel_on_interrupt = cancel_on_interrupt
         if dashboard:
             from zmqdist.observe.dashboard.server import check_installed
 

@@ -35,6 +35,7 @@ from zmqdist import errors, limits, nest
 from zmqdist.clock import deadline, duration, left, seconds
 from zmqdist.field_types import check_type, checked, checks_options, converted
 from zmqdist.html_repr import HtmlRows, html_repr
+from zmqdist.scheduling import notebook_cells
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.actor_groups import ActorGroup, kill, make_group
 from zmqdist.scheduling.coordinator.actors import ActorHandle, Actors, open_actors
@@ -189,6 +190,8 @@ class ClusterCoordinator:
         weakref.finalize(self._alive, _give_up, self._runtime).atexit = False
         self._actors = Actors(self._runtime, self._works, self._alive, actor_handle)
         self._resources = Resources(self._runtime, self._works, cluster_lost_limit_s)
+        if getattr(target, "cancel_on_interrupt", False):
+            notebook_cells.watch(self._runtime, self._works)
 
     # -- scheduling --------------------------------------------------------------------------------
 

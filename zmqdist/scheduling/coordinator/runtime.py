@@ -502,8 +502,12 @@ class CoordinatorRuntime:
         """
         with self.lock:
             count = self.progress.unfinished
-        self.call_in_loop(self._cancel_all, bound)
+        self.call_in_loop(self._cancel_all, 0, bound)
         return count
+
+    def cancel_since(self, first: int, bound: int) -> None:
+        """Request the cancellation of functions and calls of actors with these numbers."""
+        self.call_in_loop(self._cancel_all, first, bound, True)
 
     def give_up(self) -> None:
         """Disconnect from the dispatcher and cancel all unfinished work. Idempotent. Any thread may
@@ -667,10 +671,14 @@ class CoordinatorRuntime:
         for event in dict.fromkeys(event for event, _ in requests):
             self._handle(event([number for of, number in requests if of is event]))
 
-    def _cancel_all(self, bound: int) -> None:
+    def _cancel_all(self, first: int, bound: int, with_calls: bool = False) -> None:
         self._drain()
-        works = self.machine.works.values()
-        numbers = [work.number for work in works if not work.is_detached and work.number < bound]
+        numbers = [
+            work.number
+            for work in self.machine.works.values()
+            if first <= work.number < bound
+            and (not work.is_detached or (with_calls and isinstance(work, MethodCall)))
+        ]
         self._handle(CancelRequested(numbers))
 
     def _handle(self, event: Event) -> None:
