@@ -99,6 +99,17 @@ SURVIVES = """
 """
 
 
+VISITS = """
+import sys
+from tests.observe.dashboard.visitor import Visitor
+
+visitor = Visitor(sys.argv[1])
+with visitor.stream(visitor.token()) as messages:
+    print(next(len(message["facts"]["workers"]) for message in messages
+               if len(message["facts"]["workers"]) == 2))
+"""
+
+
 class Command:
     """`zmqdist` on the login host, in a folder that all hosts see."""
 
@@ -266,6 +277,21 @@ def test_launcher_keeps_promises(commands: Commands) -> None:
     assert process.returncode == 0, out
     assert out.count("passed r") == len(CHECKS), out
     commands.left_nothing(folders=False)
+
+
+def test_dashboard_of_a_job_is_on_its_node(commands: Commands) -> None:
+    command = commands.run("launch", "--dashboard", commands.file(BUSY))
+    link = command.saw("dashboard: ").partition("dashboard: ")[2]
+    commands.job(command)
+    node = commands.slurm.run("squeue", "--noheader", "--format=%B").strip()
+    visitor = commands.slurm.nodes[node].run(
+        [sys.executable, "-c", VISITS, link], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    out, _ = visitor.communicate(timeout=JOB_S)
+    assert out.strip() == "2"
+    command.process.send_signal(signal.SIGINT)
+    command.ends()
+    commands.left_nothing()
 
 
 def test_detached_job_is_attached_later(commands: Commands) -> None:

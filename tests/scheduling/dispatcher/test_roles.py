@@ -200,7 +200,7 @@ def test_monitor_uses_its_own_key_or_a_client_s(
                 monitor.call("shutdown", 0.0)
 
 
-def test_observer_of_another_server_is_told_so(folder_of: Callable[..., str]) -> None:
+def test_observer_of_another_server_gets_the_reason(folder_of: Callable[..., str]) -> None:
     rpc = ZmqServer("127.0.0.1:0", keys_dir=folder_of("server"))
     try:
         rpc.start()
