@@ -19,14 +19,15 @@ from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 _begins: weakref.WeakKeyDictionary[CoordinatorRuntime, tuple[Iterator[int], int]] = (
     weakref.WeakKeyDictionary()
 )
-"""The numbers of later work, and one below those of the work of this cell, by coordinator."""
+"""The numbers of later work, and the first one that work of this cell may have, by coordinator."""
 
 
-def watch(runtime: CoordinatorRuntime, numbers: Iterator[int]) -> None:
-    """Cancel the work of interrupted cells. Without IPython there are no cells."""
+def watch(target: Any, runtime: CoordinatorRuntime, numbers: Iterator[int]) -> None:
+    """Cancel the work of interrupted cells, if the cluster `target` says so. Without IPython there
+    are no cells."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if shell is not None:
-        _begins[runtime] = numbers, 0
+    if shell is not None and getattr(target, "cancel_on_interrupt", False):
+        _begins[runtime] = numbers, next(numbers)
         # a callback that is registered already stays the only one
         shell.events.register("pre_run_cell", _note_begin)
         shell.events.register("post_run_cell", _note_end)
@@ -44,4 +45,4 @@ def _note_end(result: Any) -> None:
     if type(result.error_in_exec) in (KeyboardInterrupt, asyncio.CancelledError):
         for runtime, (numbers, first) in [*_begins.items()]:
             if not runtime.closed:
-                runtime.cancel_since(first, next(numbers))
+                runtime.cancel_all(next(numbers), first)

@@ -190,8 +190,7 @@ class ClusterCoordinator:
         weakref.finalize(self._alive, _give_up, self._runtime).atexit = False
         self._actors = Actors(self._runtime, self._works, self._alive, actor_handle)
         self._resources = Resources(self._runtime, self._works, cluster_lost_limit_s)
-        if getattr(target, "cancel_on_interrupt", False):
-            notebook_cells.watch(self._runtime, self._works)
+        notebook_cells.watch(target, self._runtime, self._works)
 
     # -- scheduling --------------------------------------------------------------------------------
 

@@ -383,8 +383,13 @@ class ClusterExecutor(futures.Executor):
         if self._broken is not None:
             future.end(None, self._broken())
         elif not future.end_as_cancelled():
-            text = "was cut off: its executor has ended its workers, or its cell was interrupted"
-            future.end(None, _broken(f"{value.name} {text}"))
+            future.end(
+                None,
+                _broken(
+                    f"{value.name} was cut off: its executor has ended its workers, or "
+                    "its cell was interrupted"
+                ),
+            )
 
     def _initializer_failed(self, error: errors.ClosureInputError) -> BaseException:
         cause = error.original_exception

@@ -496,18 +496,15 @@ class CoordinatorRuntime:
         The caller must hold `lock`."""
         self._loop.call_soon(self._handle, EndRoundRequested(self.progress.rounds_ended + 1))
 
-    def cancel_all(self, bound: int) -> int:
+    def cancel_all(self, bound: int, first: int = 0) -> int:
         """Request the cancellation of all unfinished work with a number below `bound` that is not
-        detached, and return the number of these work items.
+        detached, and return the number of these work items. With `first` only of work from this
+        number on, but also of calls of actors.
         """
         with self.lock:
             count = self.progress.unfinished
-        self.call_in_loop(self._cancel_all, 0, bound)
+        self.call_in_loop(self._cancel_all, bound, first)
         return count
-
-    def cancel_since(self, first: int, bound: int) -> None:
-        """Request the cancellation of functions and calls of actors with these numbers."""
-        self.call_in_loop(self._cancel_all, first, bound, True)
 
     def give_up(self) -> None:
         """Disconnect from the dispatcher and cancel all unfinished work. Idempotent. Any thread may
@@ -671,13 +668,13 @@ class CoordinatorRuntime:
         for event in dict.fromkeys(event for event, _ in requests):
             self._handle(event([number for of, number in requests if of is event]))
 
-    def _cancel_all(self, first: int, bound: int, with_calls: bool = False) -> None:
+    def _cancel_all(self, bound: int, first: int) -> None:
         self._drain()
         numbers = [
             work.number
             for work in self.machine.works.values()
             if first <= work.number < bound
-            and (not work.is_detached or (with_calls and isinstance(work, MethodCall)))
+            and (not work.is_detached or (first and isinstance(work, MethodCall)))
         ]
         self._handle(CancelRequested(numbers))
 
