@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -70,6 +71,97 @@ class ResourceAmount(click.ParamType):  # type: ignore[type-arg,unused-ignore]  
             self.fail(f"{value!r} is no resource: write NAME=N, as gpu=2", param, ctx)
 
 
+Row = tuple[str, str, Any, str, str]
+"""An option: its name, the field of the config, its type, its metavar and its help."""
+
+_MS = click.IntRange(0)
+_DISPATCHER_ROWS: Final[tuple[Row, ...]] = (
+    (
+        "--job-gc-timeout",
+        "job_gc_timeout_ms",
+        click.IntRange(-1),
+        "MS",
+        "Milliseconds after which a job of the data service without readers is dropped; -1: never.",
+    ),
+    (
+        "--job-gc-check-interval",
+        "job_gc_check_interval_ms",
+        _MS,
+        "MS",
+        "Milliseconds between two looks for such jobs.",
+    ),
+    (
+        "--worker-timeout",
+        "worker_timeout_ms",
+        _MS,
+        "MS",
+        "Milliseconds after which the data service gives up a worker that is away.",
+    ),
+    (
+        "--client-timeout",
+        "client_timeout_ms",
+        _MS,
+        "MS",
+        "Milliseconds after which the data service drops a reader that is silent.",
+    ),
+    (
+        "--deployment-mode",
+        "deployment_mode",
+        click.Choice(("COLOCATED", "REMOTE", "HYBRID"), case_sensitive=False),
+        "MODE",
+        "COLOCATED: readers of the data service use the workers of their own process.",
+    ),
+)
+_WORKER_ROWS: Final[tuple[Row, ...]] = (
+    (
+        "--dispatcher-timeout",
+        "dispatcher_timeout_ms",
+        _MS,
+        "MS",
+        "Milliseconds that a data task waits for a dispatcher that does not reply.",
+    ),
+    (
+        "--cross-trainer-cache-size",
+        "cross_trainer_cache_size_bytes",
+        _MS,
+        "BYTES",
+        "Elements that trainings with a cross_trainer_cache share.",
+    ),
+    (
+        "--snapshot-max-chunk-size",
+        "snapshot_max_chunk_size_bytes",
+        _MS,
+        "BYTES",
+        "Bytes, before compression, at which a file of a distributed snapshot ends.",
+    ),
+    (
+        "--start-delay",
+        "schedule_start_delay_s",
+        Seconds(zero=True),
+        "SECONDS",
+        "Delay the first function of each program by the worker's index times this time.",
+    ),
+    (
+        "--start-delay-max",
+        "schedule_start_delay_max_s",
+        Seconds(zero=True),
+        "SECONDS",
+        "The longest such delay; 0: no bound.",
+    ),
+)
+
+
+def _options(rows: tuple[Row, ...]) -> Callable[[Any], Any]:
+    """Return a decorator that adds the options to a command. Their values are None by default."""
+
+    def add(command: Any) -> Any:
+        for name, field, kind, metavar, text in reversed(rows):
+            command = click.option(name, field, type=kind, metavar=metavar, help=text)(command)
+        return command
+
+    return add
+
+
 @click.command(short_help="Run a dispatcher in the foreground.")
 @click.option(
     "--port", type=_port, metavar="PORT", help=f"TCP port; 0 takes a free one.  [default: {PORT}]"
@@ -112,6 +204,13 @@ class ResourceAmount(click.ParamType):  # type: ignore[type-arg,unused-ignore]  
     default=None,
     help="Keep a journal in --work-dir, from which the data service of a restarted dispatcher "
     "continues.",
+)
+@_options(_DISPATCHER_ROWS)
+@click.option(
+    "--gc-dynamic-sharding-jobs",
+    is_flag=True,
+    default=None,
+    help="Drop jobs without readers also if their sharding is DYNAMIC.",
 )
 @secret_options
 @_config
@@ -237,6 +336,14 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     help=f"End after this time without a connection to the dispatcher.  [default: "
     f"{limits.ORPHAN_LIMIT_S:g}]",
 )
+@click.option(
+    "--tag",
+    "worker_tags",
+    multiple=True,
+    metavar="TAG",
+    help="Tag for the data service, such as COLOCATED. May be repeated.",
+)
+@_options(_WORKER_ROWS)
 @ticket_options
 @_grace
 @secret_options
@@ -249,14 +356,9 @@ def worker(
     *,
     slots: int | str | None,
     resources: tuple[tuple[str, float | str], ...],
-    memory_max_gb: float | None,
     threads: bool,
     host: str | None,
     advertise: str | None,
-    threads_per_slot: int | None,
-    actors_max: int | None,
-    nested_slots_max: int | None,
-    orphan_limit_s: float | None,
     grace_s: float,
     file: str | None,
     token_file: str | None,
@@ -290,18 +392,14 @@ def worker(
         host=host or section.host,
         slots=section.slots_here() if slots is None else WorkerJob(slots=slots).slots_here(),  # type: ignore[arg-type]
         resources={**section.resources, **dict(resources)},
-        memory_max_gb=memory_max_gb or section.memory_max_gb,
         processes=not threads,
-        threads_per_slot=threads_per_slot or section.threads_per_slot,
-        actors_max=section.actors_max if actors_max is None else actors_max,
-        nested_slots_max=(
-            section.nested_slots_max if nested_slots_max is None else nested_slots_max
-        ),
-        orphan_limit_s=orphan_limit_s or section.orphan_limit_s,
         token_file=credentials.token_file,
         keys_dir=credentials.keys_dir,
         insecure=credentials.insecure,
-        **options,
+        **{
+            **section.settings(),
+            **{name: value for name, value in options.items() if value not in (None, ())},
+        },
     )
     context.exit(run_worker(config, grace_s=grace_s, announce=click.echo))
 

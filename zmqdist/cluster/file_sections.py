@@ -106,6 +106,27 @@ class DispatcherJob(Section, frozen=True):
             "a whole number",
         ),
     ] = None
+    job_gc_check_interval_ms: Annotated[
+        int | None,
+        documented(
+            "Milliseconds between two looks for jobs and readers of the data service to drop.",
+            "a whole number",
+        ),
+    ] = None
+    gc_dynamic_sharding_jobs: Annotated[
+        bool,
+        documented(
+            "Drop jobs of the data service without readers also if their sharding is DYNAMIC.",
+            "true or false",
+        ),
+    ] = False
+    deployment_mode: Annotated[
+        Literal["COLOCATED", "REMOTE", "HYBRID"] | None,
+        documented(
+            "COLOCATED: readers of the data service use the workers of their own process.",
+            "COLOCATED, REMOTE or HYBRID, or null",
+        ),
+    ] = None
     worker_timeout_ms: Annotated[
         int | None,
         documented(
@@ -391,6 +412,49 @@ class WorkerJob(ServingJob, frozen=True):
             f"a whole number, 0 to {limits.SLOTS_MAX}",
         ),
     ] = limits.NESTED_SLOTS_MAX
+    worker_tags: Annotated[
+        list[str],
+        documented(
+            "Tags for the data service; a worker with the tag COLOCATED serves readers in its own "
+            "process.",
+            "a list of texts",
+        ),
+    ] = []
+    dispatcher_timeout_ms: Annotated[
+        int | None,
+        documented(
+            "Milliseconds that a data task waits for a dispatcher that does not reply.",
+            "a whole number",
+        ),
+    ] = None
+    cross_trainer_cache_size_bytes: Annotated[
+        Bytes | None,
+        documented(
+            "Bytes of elements that trainings with a cross_trainer_cache share at each worker.",
+            "a whole number of bytes above 0, or null",
+        ),
+    ] = None
+    snapshot_max_chunk_size_bytes: Annotated[
+        Bytes | None,
+        documented(
+            "Bytes, before compression, at which a file of a distributed snapshot ends.",
+            "a whole number of bytes above 0, or null",
+        ),
+    ] = None
+    schedule_start_delay_s: Annotated[
+        SecondsFromZero | None,
+        documented(
+            "Worker i delays the first function of each program by i times these seconds; null: as "
+            "ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY says.",
+            "a number of seconds, 0 or more, or null",
+        ),
+    ] = None
+    schedule_start_delay_max_s: Annotated[
+        SecondsFromZero | None,
+        documented(
+            "The longest such delay; 0: no bound.", "a number of seconds, 0 or more, or null"
+        ),
+    ] = None
     orphan_limit_s: Annotated[
         Seconds,
         documented(
@@ -405,6 +469,15 @@ class WorkerJob(ServingJob, frozen=True):
             "a number of seconds, 0 or more",
         ),
     ] = limits.CANCEL_GRACE_S
+
+    def settings(self) -> dict[str, Any]:
+        """Return the fields of this section that a WorkerConfig has under the same names, and that
+        are the same on all hosts.
+
+        >>> zd.cluster.WorkerJob(count=2, worker_tags=["COLOCATED"]).settings()["worker_tags"]
+        ['COLOCATED']
+        """
+        return {name: getattr(self, name) for name in _WORKER_SETTINGS}
 
     def most(self) -> int:
         """Return the most workers that the launcher starts unless a user scales the cluster: `max`,
@@ -425,6 +498,21 @@ class WorkerJob(ServingJob, frozen=True):
         if self.slots != "auto":
             return self.slots
         return min(blas_threads.cores(), limits.SLOTS_MAX)
+
+
+_WORKER_SETTINGS = (
+    "actors_max",
+    "cross_trainer_cache_size_bytes",
+    "dispatcher_timeout_ms",
+    "memory_max_gb",
+    "nested_slots_max",
+    "orphan_limit_s",
+    "schedule_start_delay_max_s",
+    "schedule_start_delay_s",
+    "snapshot_max_chunk_size_bytes",
+    "threads_per_slot",
+    "worker_tags",
+)
 
 
 class JobsConfig(Section, frozen=True):

@@ -415,17 +415,13 @@ class Launch:
             index=index,
             slots=section.slots_here(),
             resources=section.resources,
-            memory_max_gb=section.memory_max_gb,
             processes=True,
-            threads_per_slot=section.threads_per_slot,
             workers_on_host=1
             if self._pool is None
             else -(-section.most() // len(self._pool.links)),
-            orphan_limit_s=section.orphan_limit_s,
-            actors_max=section.actors_max,
-            nested_slots_max=section.nested_slots_max,
             token_file=credentials.token_file,
             keys_dir=credentials.keys_dir,
+            **section.settings(),
         )
         tasks.start(config, self._environment_of("worker", index), section.restarts)
 
