@@ -279,6 +279,12 @@ def test_cluster_without_dashboard_has_no_link() -> None:
         assert cluster.dashboard_url is None
 
 
+def test_closed_cluster_has_no_link() -> None:
+    with zd.local_cluster(workers=0, processes=False, dashboard=True) as cluster:
+        pass
+    assert cluster.dashboard_url is None
+
+
 def test_closed_cluster_refuses_calls() -> None:
     with zd.local_cluster(workers=0, ps=1, processes=False) as cluster:
         pass

@@ -166,3 +166,14 @@ def test_trace_stays_where_the_program_began(
         monkeypatch.chdir("/")
         coordinator.submit(square, 2).result()
     assert len([row for row in events(tmp_path / "run.json", "X") if row["cat"] == "task"]) == 1
+
+
+def test_trace_of_a_closed_coordinator_leaves_no_file(
+    cluster: zd.local_cluster, tmp_path: Path
+) -> None:
+    coordinator = cluster.coordinator()
+    coordinator.close()
+    trace = coordinator.trace(tmp_path / "run.json")
+    with pytest.raises(errors.FailedPreconditionError, match="has been closed"), trace:
+        pass
+    assert [*tmp_path.iterdir()] == []

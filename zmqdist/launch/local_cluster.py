@@ -462,6 +462,7 @@ class local_cluster(Cluster):
         if os.getpid() != self._pid or not self._closed.acquire(blocking=False):
             return
         atexit.unregister(self._at_exit)
+        self._dashboard = None  # no link to it is of use any more
         # The stack runs the steps in reverse order, so the last step below is the first. If Ctrl-C
         # interrupts a step, the others still run.
         with contextlib.ExitStack() as steps:

@@ -83,6 +83,7 @@ class Trace:
         self._thread = threading.Thread(target=self._watch, name="zmqdist-trace", daemon=True)
 
     def __enter__(self) -> Trace:
+        self._runtime.check_open()
         if self._runtime.listeners.trace is not None:
             raise FailedPreconditionError("this coordinator records a trace already: end it first")
         if os.path.isdir(self.path):

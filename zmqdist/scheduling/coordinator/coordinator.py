@@ -1012,7 +1012,7 @@ class ClusterCoordinator:
         has at most 50,000 runs. The end waits up to 2.5 s for the last reports of workers.
 
         Raises (at the beginning):
-          FailedPreconditionError: this coordinator records a trace already.
+          FailedPreconditionError: this coordinator records a trace already, or was closed.
           UnavailableError, DeadlineExceededError: the dispatcher does not answer within 3 s.
           OSError: the file cannot be written.
         """
