@@ -14,14 +14,15 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import selectors
-import socket
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from zmqdist.errors import UnimplementedError
+
+if TYPE_CHECKING:  # Linux does not use it here, and it would make each command start later
+    from socket import socket
 
 IS_LINUX: Final = sys.platform == "linux"
 IS_WINDOWS: Final = sys.platform == "win32"
@@ -61,7 +62,9 @@ class SelectorPoll:
     `select.poll`."""
 
     def __init__(self, per_second: int = 1) -> None:
-        self._selector = selectors.DefaultSelector()
+        from selectors import DefaultSelector
+
+        self._selector = DefaultSelector()
         self._per_second = per_second
         self.register, self.modify = self._selector.register, self._selector.modify
         self.unregister, self.close = self._selector.unregister, self._selector.close
@@ -71,12 +74,14 @@ class SelectorPoll:
         return [(key.fd, events) for key, events in ready]
 
 
-_pairs: Final[dict[int, tuple[socket.socket, socket.socket]]] = {}
+_pairs: Final[dict[int, tuple[socket, socket]]] = {}
 """The ends to read and to write, by the number of the wake descriptor."""
 
 
 def _open_pair() -> int:
-    reader, writer = socket.socketpair()
+    from socket import socketpair
+
+    reader, writer = socketpair()
     for end in (reader, writer):
         end.setblocking(False)
     _pairs[reader.fileno()] = reader, writer
@@ -119,4 +124,4 @@ else:
     new_epoll = SelectorPoll  # type: ignore[assignment]
     open_wake_fd, write_wake_fd = _open_pair, _write_pair
     read_wake_fd, close_wake_fd = _read_pair, _close_pair
-    POLL_READ, POLL_WRITE, POLL_BROKEN = selectors.EVENT_READ, selectors.EVENT_WRITE, 0
+    POLL_READ, POLL_WRITE, POLL_BROKEN = 1, 2, 0  # the numbers of `selectors`

@@ -112,6 +112,18 @@ def executor(zd: Any, np: Any, address: str) -> None:
         assert cluster.workers == 1
 
 
+def die() -> None:
+    os.kill(os.getpid(), 9)
+
+
+def lost_function(zd: Any, np: Any, address: str) -> None:
+    with zd.ClusterCoordinator(address) as co:
+        error = co.submit(die).exception()
+        assert isinstance(error, zd.errors.WorkerLost)
+        assert "killed by " in str(error)
+        assert co.submit(pow, 2, 5).result() == 32
+
+
 def refused(zd: Any, np: Any, address: str) -> None:
     messages = []
     for name in ("local_cluster", "DispatchServer", "WorkerServer", "Executor"):

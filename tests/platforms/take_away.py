@@ -113,7 +113,8 @@ def take_away(system: str) -> None:
         _remove(_WINDOWS)
         for name in _UNIX_MODULES:
             sys.modules[name] = None  # type: ignore[assignment]
-        pathlib.WindowsPath = pathlib.PosixPath  # type: ignore[assignment,misc]
+        home: Any = sys.modules[pathlib.Path.__module__]
+        home.WindowsPath = pathlib.PosixPath
         socket.socketpair = _socket_pair  # type: ignore[assignment]
         os.name = "nt"
     sys.platform = system

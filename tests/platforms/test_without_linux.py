@@ -112,7 +112,7 @@ def test_rpc_server_with_token(program: Program, token_file: str) -> None:
     assert program.read() == ""
 
 
-@pytest.mark.parametrize("scenario", ["coordinator", "actors", "executor"])
+@pytest.mark.parametrize("scenario", ["coordinator", "actors", "executor", "lost_function"])
 def test_program_with_token(program: Program, scenario: str, cluster: zd.local_cluster) -> None:
     secret = str(cluster.credentials.token_file)
     program.run(scenario, cluster.target, ZMQDIST_TOKEN_FILE=secret)

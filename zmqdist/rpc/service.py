@@ -105,6 +105,7 @@ from zmqdist.messages import (
     SendParts,
     ServerFacts,
 )
+from zmqdist.platforms import register_at_fork
 from zmqdist.rpc.admission_machine import STALL_S, StallDetector
 from zmqdist.rpc.batching_machine import Batches
 from zmqdist.rpc.figures import most_called
@@ -1289,7 +1290,7 @@ class RpcService:
 _serving: WeakValueDictionary[int, RpcService] = WeakValueDictionary()
 """The services of this process that serve, by incarnation."""
 
-os.register_at_fork(after_in_child=_serving.clear)
+register_at_fork(after_in_child=_serving.clear)
 
 
 def servers_here() -> list[ServerFacts]:

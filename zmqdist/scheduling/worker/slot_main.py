@@ -33,6 +33,7 @@ from zmqdist import clock as time
 from zmqdist import task_context
 from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.messages import BULK, ERROR, KEPT
+from zmqdist.platforms import register_at_fork
 from zmqdist.process.pipe import BlockingPipe, PipeCodec
 from zmqdist.scheduling.shared import own_cluster, remote_results, resources
 from zmqdist.scheduling.shared.store import HolderClients
@@ -191,7 +192,7 @@ class _WorkerLink:
 
 def main(pipe_fd: int, page_fd: int) -> None:
     """Run items until the worker has closed the pipe. Does not return."""
-    os.register_at_fork(after_in_child=lambda: _forked.append(True))
+    register_at_fork(after_in_child=lambda: _forked.append(True))
     page = mmap.mmap(page_fd, PAGE_BYTES + TABLE_BYTES)
     cells = memoryview(page)[:PAGE_BYTES].cast("Q")
     table = RunTable(page, PAGE_BYTES)
