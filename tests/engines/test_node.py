@@ -30,7 +30,6 @@ NODE, NPM = shutil.which("node"), shutil.which("npm")
 pytestmark = pytest.mark.skipif(NODE is None or NPM is None, reason="needs node and npm")
 
 OTHER_BYTES = (
-    "1.0",
     "1 + 2j",
     "'\\ud800'",
     "np.float32(1.5)",
