@@ -21,7 +21,7 @@ import pytest
 import zmqdist as zd
 
 joblib = pytest.importorskip("joblib", reason="needs pip install zmqdist[engines]")
-import zmqdist.integrations.joblib  # noqa: E402  # it registers the backend
+from zmqdist.integrations.joblib import ZmqdistBackend  # noqa: E402  # registers itself
 
 # joblib refers to a backend in a cycle, so that its coordinator outlives a test
 pytestmark = pytest.mark.shares_cluster
@@ -59,7 +59,7 @@ def cluster() -> Iterator[zd.local_cluster]:
         yield cluster
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_backend_passes_tests_of_joblib(tmp_path: Path) -> None:
     tests = (Path(joblib.__file__).parent / "test/test_parallel.py").read_text()
     tests = re.sub(r'PROCESS_BACKENDS = \[".*"\]', 'PROCESS_BACKENDS = ["zmqdist"]', tests)
@@ -73,7 +73,7 @@ def test_backend_passes_tests_of_joblib(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=560,
     )
     assert ran.returncode == 0, ran.stdout[-4000:]
     passed = re.search(r"(\d+) passed", ran.stdout)
@@ -147,3 +147,41 @@ def test_backend_without_cluster_says_what_to_give(tmp_path: Path) -> None:
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert "target" in ran.stderr.splitlines()[-1]
+
+
+def test_batches_of_short_functions_grow_fast() -> None:
+    backend = ZmqdistBackend()
+    backend.parallel = joblib.Parallel()
+    sizes = [backend.compute_batch_size()]
+    for duration_s in (0.001, 0.001, 0.04, 0.1, 0.1):
+        backend.batch_completed(sizes[-1], duration_s)
+        sizes.append(backend.compute_batch_size())
+    # joblib's own rule bounds the last steps
+    assert sizes == [1, 8, 64, 128, 128, 128]
+
+
+def first_of(data: Any, number: int) -> int:
+    return int(data.shape[0])
+
+
+@pytest.mark.parametrize("kind", ["pandas", "scipy.sparse", "torch"])
+def test_large_argument_of_other_package_is_shared(
+    cluster: zd.local_cluster, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    package = pytest.importorskip(kind)
+    ones = np.ones((100, 1000))
+    data = {
+        "pandas": lambda: package.DataFrame(ones),
+        "scipy.sparse": lambda: package.csr_matrix(ones),
+        "torch": lambda: package.from_numpy(ones),
+    }[kind]()
+    shared = []
+    scatter = zd.ClusterCoordinator.scatter
+    monkeypatch.setattr(
+        zd.ClusterCoordinator,
+        "scatter",
+        lambda self, value: (shared.append(value), scatter(self, value))[1],
+    )
+    counts = joblib.Parallel(n_jobs=2)(joblib.delayed(first_of)(data, n) for n in range(20))
+    assert counts == [100] * 20
+    assert [value is data for value in shared] == [True]

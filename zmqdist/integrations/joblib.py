@@ -16,8 +16,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-import numpy as np
-
 from zmqdist import errors
 
 try:
@@ -36,6 +34,9 @@ from zmqdist.scheduling.shared import own_cluster
 
 SHARED_BYTES_MIN: Final = INLINE_BYTES_MAX
 """Arguments of more bytes are pickled once for all functions of a `Parallel`."""
+_NUMBERS: Final = frozenset({bool, int, float, complex, type(None)})
+GROWTH_MAX: Final = 8
+"""How many times as many functions as the batch before it a batch may have."""
 
 
 class ZmqdistBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc, unused-ignore]
@@ -105,6 +106,18 @@ class ZmqdistBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
             return n_jobs or 1
         return max(1, self._connected().slots() + 1 + n_jobs)
 
+    def compute_batch_size(self) -> int:
+        """Return how many functions the next batch has. joblib's own rule doubles the number at
+        most, which takes dozens of batches, and one costs more here than in a pool of processes.
+        """
+        size: int = self._effective_batch_size  # type: ignore[has-type, unused-ignore]
+        duration = self._smoothed_batch_duration
+        larger: int = super().compute_batch_size()
+        if larger > size:
+            ideal = int(size * self.MIN_IDEAL_BATCH_DURATION / duration)
+            larger = self._effective_batch_size = max(larger, min(ideal, GROWTH_MAX * size))
+        return larger
+
     def configure(
         self,
         n_jobs: int = 1,
@@ -147,8 +160,11 @@ class ZmqdistBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
 
     def _once(self, value: Any) -> Any:
         """Return a large value as a RemoteValue that functions share, any other as it is."""
-        size = value.nbytes if isinstance(value, np.ndarray) else sys.getsizeof(value, 0)
-        if size <= SHARED_BYTES_MIN:
+        if type(value) in _NUMBERS:
+            return value
+        if (entry := self._scattered.get(id(value))) is not None:
+            return entry[1]  # before its size is asked for, which takes pandas milliseconds
+        if _size_of(value) <= SHARED_BYTES_MIN:
             return value
         coordinator = self._connected()
         with self._lock:
@@ -175,6 +191,14 @@ class ZmqdistBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     def abort_everything(self, ensure_ready: bool = True) -> None:
         for value in list(self._running):
             value.cancel()
+
+
+def _size_of(value: Any) -> int:
+    """Return about how many bytes a value has."""
+    # the arrays of a sparse matrix of SciPy are its attributes
+    holder = value.data if type(value).__module__.startswith("scipy.sparse") else value
+    nbytes = getattr(holder, "nbytes", None)
+    return nbytes if isinstance(nbytes, int) else sys.getsizeof(value, 0)
 
 
 def _run(
