@@ -21,6 +21,7 @@ import pytest
 import zmqdist as zd
 
 joblib = pytest.importorskip("joblib", reason="needs pip install zmqdist[engines]")
+from zmqdist.integrations import joblib as backends  # noqa: E402
 from zmqdist.integrations.joblib import ZmqdistBackend  # noqa: E402  # registers itself
 
 # joblib refers to a backend in a cycle, so that its coordinator outlives a test
@@ -185,3 +186,15 @@ def test_large_argument_of_other_package_is_shared(
     counts = joblib.Parallel(n_jobs=2)(joblib.delayed(first_of)(data, n) for n in range(20))
     assert counts == [100] * 20
     assert [value is data for value in shared] == [True]
+
+
+def test_backends_of_one_target_share_a_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    make = backends.independent_coordinator
+    monkeypatch.setattr(
+        backends, "independent_coordinator", lambda target: (made.append(target), make(target))[1]
+    )
+    with zd.local_cluster(workers=1) as one, zd.local_cluster(workers=2) as two:
+        alive = [ZmqdistBackend(target) for target in (one, two, one)]
+        assert [backend.effective_n_jobs(-1) for backend in alive] == [1, 2, 1]
+        assert made == [one, two]

@@ -11,10 +11,12 @@ joblib; the import of this module registers the backend.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
+from weakref import WeakSet
 
 from zmqdist import errors
 
@@ -79,6 +81,8 @@ class ZmqdistBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         self._initializer, self._initargs = initializer, initargs
         self._lock = threading.Lock()
         self._coordinator: ClusterCoordinator | None = None
+        self._place: tuple[int, Any] | None = None
+        """The process and the target of the coordinator."""
         self._running: set[Any] = set()
         self._scattered: dict[int, tuple[Any, Any]] = {}
         self._ready: Any = None
@@ -93,10 +97,23 @@ class ZmqdistBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         return ZmqdistBackend(self._target, level, self.inner_max_num_threads), None
 
     def _connected(self) -> ClusterCoordinator:
-        with self._lock:
-            if self._coordinator is None:
+        with _connecting:
+            if self._coordinator is not None:
+                return self._coordinator
+            if own_cluster.present() is not None:
                 self._coordinator = independent_coordinator(self._target)
-            return self._coordinator
+                return self._coordinator
+            # each `parallel_config` makes a backend, and a connection takes as long as many calls
+            place = os.getpid(), self._target
+            for other in list(_connected_backends):
+                if other._place == place:
+                    self._coordinator = other._coordinator
+                    break
+            else:
+                self._coordinator = independent_coordinator(self._target)
+            self._place = place
+            _connected_backends.add(self)
+        return self._coordinator
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
         """Return how many functions run at a time: -1 means all slots of the cluster."""
@@ -213,5 +230,9 @@ def _run(
             stack.enter_context(threadpool_limits(threads))
         return [fn(*args, **kwargs) for fn, args, kwargs in items]
 
+
+_connecting = threading.Lock()
+_connected_backends: WeakSet[ZmqdistBackend] = WeakSet()
+"""The backends of programs, of which those with one target have one coordinator."""
 
 register_parallel_backend("zmqdist", ZmqdistBackend)
