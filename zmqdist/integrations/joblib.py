@@ -98,22 +98,19 @@ class ZmqdistBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
 
     def _connected(self) -> ClusterCoordinator:
         with _connecting:
-            if self._coordinator is not None:
-                return self._coordinator
-            if own_cluster.present() is not None:
-                self._coordinator = independent_coordinator(self._target)
-                return self._coordinator
-            # each `parallel_config` makes a backend, and a connection takes as long as many calls
-            place = os.getpid(), self._target
-            for other in list(_connected_backends):
-                if other._place == place:
-                    self._coordinator = other._coordinator
-                    break
-            else:
-                self._coordinator = independent_coordinator(self._target)
-            self._place = place
-            _connected_backends.add(self)
-        return self._coordinator
+            if self._coordinator is None:
+                self._coordinator = self._shared() or independent_coordinator(self._target)
+            return self._coordinator
+
+    def _shared(self) -> ClusterCoordinator | None:
+        """Return the coordinator of another backend of this program with the same target. Each
+        `parallel_config` makes a backend, and a connection takes as long as many calls."""
+        if own_cluster.present() is not None:
+            return None
+        self._place = os.getpid(), self._target
+        same = [other._coordinator for other in _backends if other._place == self._place]
+        _backends.add(self)
+        return next((coordinator for coordinator in same if coordinator is not None), None)
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
         """Return how many functions run at a time: -1 means all slots of the cluster."""
@@ -232,7 +229,7 @@ def _run(
 
 
 _connecting = threading.Lock()
-_connected_backends: WeakSet[ZmqdistBackend] = WeakSet()
+_backends: WeakSet[ZmqdistBackend] = WeakSet()
 """The backends of programs, of which those with one target have one coordinator."""
 
 register_parallel_backend("zmqdist", ZmqdistBackend)
