@@ -2,6 +2,8 @@
 worker that runs a function."""
 
 from zmqdist.scheduling.coordinator import metrics
+from zmqdist.scheduling.coordinator.actor_groups import ActorGroup
+from zmqdist.scheduling.coordinator.actors import ActorHandle
 from zmqdist.scheduling.coordinator.completion import AsCompleted
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 from zmqdist.scheduling.coordinator.per_worker import PerSlot, PerWorkerValues
@@ -15,6 +17,8 @@ PerWorkerValue = PerWorkerValues
 experimental_get_current_worker_index = get_current_worker_index
 
 __all__ = [
+    "ActorGroup",
+    "ActorHandle",
     "AsCompleted",
     "ClusterCoordinator",
     "PerSlot",

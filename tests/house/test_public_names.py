@@ -75,6 +75,8 @@ PINNED: dict[str, frozenset[str]] = {
     ),
     "zmqdist.coordinator": frozenset(
         {
+            "ActorGroup",
+            "ActorHandle",
             "ClusterCoordinator",
             "AsCompleted",
             "PerSlot",
@@ -157,6 +159,7 @@ PINNED: dict[str, frozenset[str]] = {
         {
             "Client",
             "ClientSnapshot",
+            "Interface",
             "MethodInfo",
             "Server",
             "ServerSnapshot",

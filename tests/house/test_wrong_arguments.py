@@ -259,6 +259,8 @@ VALID: Final[dict[str, Any]] = {
 
 MADE_BY_ZMQDIST: Final = {
     *(
+        "ActorGroup",
+        "ActorHandle",
         "ClientSnapshot",
         "MethodInfo",
         "MultiProcessRunnerResult",

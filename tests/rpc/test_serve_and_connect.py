@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
@@ -126,3 +126,42 @@ def test_wrong_arguments_are_refused(
 ) -> None:
     with pytest.raises(kind, match=told):
         wrong()
+
+
+class Doubling(zd.rpc.Interface, Protocol):
+    triple_blocking: Callable[[int], int]
+
+    def double_blocking(self, x: int) -> int: ...
+
+
+class Plain:
+    def double(self, x: int) -> Any: ...
+
+
+def test_client_has_methods_of_interface_only() -> None:
+    methods = {"double": double, "triple": lambda x: 3 * x}
+    with (
+        zd.rpc.serve(methods=methods) as server,
+        zd.rpc.connect(server.address, interface=Doubling) as client,
+        zd.rpc.connect(server.address, interface=Plain) as plain,
+    ):
+        assert (client.double_blocking(2), client.triple_blocking(2)) == (4, 6)
+        assert plain.double(2).get_value() == 4
+        with pytest.raises(AttributeError, match="'double': its interface has double_blocking, tr"):
+            client.double(2)  # type: ignore[attr-defined]
+        client.refresh()  # type: ignore[attr-defined]
+        assert not hasattr(client, "double")
+        assert hasattr(client, "double_blocking")
+
+
+def test_interface_with_unknown_method_is_refused() -> None:
+    with (
+        zd.rpc.serve(methods=[double]) as server,
+        pytest.raises(errors.UnimplementedError, match="no method triple_blocking, which Doubling"),
+    ):
+        zd.rpc.connect(server.address, interface=Doubling)
+
+
+def test_interface_that_is_no_class_is_refused() -> None:
+    with pytest.raises(TypeError, match="interface is 3, wants a class, such as a Protocol"):
+        zd.rpc.connect(free_address(), interface=3)  # type: ignore[call-overload]

@@ -27,10 +27,13 @@ from zmqdist.limits import CONNECT_S
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
+    from typing_extensions import Unpack
+
     from zmqdist.cluster.config import ClusterConfig
     from zmqdist.observe.dashboard.server import Dashboard
     from zmqdist.rpc.client import ZmqClient
     from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
+    from zmqdist.scheduling.shared.option_types import CoordinatorOptions
     from zmqdist.transport.credentials import Credentials
 
 C = TypeVar("C", bound="Cluster")
@@ -163,7 +166,7 @@ class Cluster:
         if problem := client.wait_scaled(decision, duration("timeout", timeout), grace_s):
             raise errors.UnavailableError(problem)
 
-    def coordinator(self, **options: Any) -> ClusterCoordinator:
+    def coordinator(self, **options: Unpack[CoordinatorOptions]) -> ClusterCoordinator:
         """Return a new ClusterCoordinator of this cluster. `options` are those of
         ClusterCoordinator.
 

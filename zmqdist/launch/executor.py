@@ -14,7 +14,10 @@ from zmqdist.scheduling.coordinator.executor import ClusterExecutor
 from zmqdist.scheduling.shared import own_cluster
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from zmqdist.launch.local_cluster import local_cluster
+    from zmqdist.scheduling.shared.option_types import CoordinatorOptions
 
 
 class Executor(ClusterExecutor):
@@ -60,7 +63,7 @@ class Executor(ClusterExecutor):
         max_workers: int | None = None,
         initializer: Callable[..., object] | None = None,
         initargs: Iterable[Any] = (),
-        **options: Any,
+        **options: Unpack[CoordinatorOptions],
     ) -> None:
         self._own: local_cluster | None = None
         if target is None and (max_workers is None or max_workers > 0):

@@ -41,8 +41,11 @@ from zmqdist.transport.credentials import Credentials, own_clusters
 from zmqdist.transport.own_address import bindable
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from zmqdist.cluster.spec import ClusterSpec
     from zmqdist.launch.log_follower import LogFollower
+    from zmqdist.scheduling.shared.option_types import DispatcherOptions
     from zmqdist.servers.dispatch_server import DispatchServer
     from zmqdist.servers.worker_server import WorkerServer
     from zmqdist.tasks.server import Server
@@ -138,7 +141,7 @@ class local_cluster(Cluster):
         dashboard: bool = False,
         logs: bool = True,
         cancel_on_interrupt: bool = False,
-        **options: Any,
+        **options: Unpack[DispatcherOptions],
     ) -> None:
         check_count("workers", workers)
         check_count("ps", ps)

@@ -12,8 +12,8 @@ Not here: functions that may run on any of several workers (coordinator). Calls 
 only values.
 """
 
+from zmqdist.rpc.client import Interface, StatusOrResult, Stream, ZmqClient, connect
 from zmqdist.rpc.client import RpcClient as Client
-from zmqdist.rpc.client import StatusOrResult, Stream, ZmqClient, connect
 from zmqdist.rpc.methods import MethodInfo
 from zmqdist.rpc.server import RpcServer as Server
 from zmqdist.rpc.server import ZmqServer, serve
@@ -28,6 +28,7 @@ __all__ = [
     "ZmqServer",
     "ZmqClient",
     "ClientSnapshot",
+    "Interface",
     "ServerSnapshot",
     "connect",
     "serve",

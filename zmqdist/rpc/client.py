@@ -32,14 +32,16 @@ Not here: threads and the socket (transport/channel.py), the generator (service.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, overload
 
 import numpy as np
 
@@ -54,9 +56,10 @@ from zmqdist.errors import (
     InvalidArgumentError,
     OpError,
     UnavailableError,
+    UnimplementedError,
     from_code,
 )
-from zmqdist.field_types import checked, checks_options, safe_repr
+from zmqdist.field_types import checked, checks_options, did_you_mean, safe_repr
 from zmqdist.limits import CONNECT_S, NAME_CHARS_MAX
 from zmqdist.rpc import payload
 from zmqdist.rpc.handler_errors import code_and_message
@@ -77,11 +80,18 @@ from zmqdist.transport.channel import Channel
 from zmqdist.transport.connection_snapshots import ClientSnapshot
 from zmqdist.transport.endpoint import strip_scheme
 from zmqdist.transport.security import ClientSecurity, client_security
+from zmqdist.type_variables import T_co
 from zmqdist.wire.headers import decode_items
 from zmqdist.wire.hello import our_hello
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-class StatusOrResult(NotAFuture):
+T = TypeVar("T")
+S = TypeVar("S", bound="Interface")
+
+
+class StatusOrResult(NotAFuture, Generic[T_co]):
     """The outcome of one call, which never changes. Any thread may call the methods, in any order
     and repeatedly.
 
@@ -103,7 +113,7 @@ class StatusOrResult(NotAFuture):
         self._channel = channel
         self._call = call
         self._read = read
-        self._value: tuple[Any] | None = None
+        self._value: tuple[T_co] | None = None
 
     def is_ok(self) -> bool:
         """Wait for the end of the call. Return whether the call ended with a value.
@@ -124,7 +134,7 @@ class StatusOrResult(NotAFuture):
         self._channel.wait(self._call)
         return self._call.code, self._call.message
 
-    def get_value(self) -> Any:
+    def get_value(self) -> T_co:
         """Wait for the end of the call, and return its value, which is the same object each time.
 
         >>> client.scale(np.arange(3)).get_value()
@@ -165,7 +175,7 @@ class StatusOrResult(NotAFuture):
         """
         return self._channel.cancel(self._call)
 
-    def add_done_callback(self, fn: Callable[[StatusOrResult], object]) -> None:
+    def add_done_callback(self, fn: Callable[[StatusOrResult[T_co]], object]) -> None:
         """Have `fn(self)` called once when the call has ended, in a thread of the client. If the
         call has ended already, invoke `fn` at once in this thread.
 
@@ -190,7 +200,7 @@ class StatusOrResult(NotAFuture):
             callbacks.start()
             self._channel.add_done_callback(self._call, lambda call: callbacks.put(fn, self))
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, T_co]:
         """Wait in any asyncio loop, and return the value as `get_value` does. If the waiting
         asyncio task is cancelled, the call is cancelled, too.
         """
@@ -318,7 +328,7 @@ def as_specified(specs: Any) -> Callable[[ClientCall, str], Any]:
 _numbers = itertools.count(1)
 
 
-class Stream:
+class Stream(Generic[T_co]):
     """The items of one call of a generator function, for `for item in stream` or `async for`. One
     thread at a time may use it.
 
@@ -355,10 +365,10 @@ class Stream:
         channel.submit(call)
         self._call = call
 
-    def __iter__(self) -> Stream:
+    def __iter__(self) -> Stream[T_co]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> T_co:
         self._enter_turn()
         try:
             while not self._ready and self._call is not None:
@@ -379,10 +389,10 @@ class Stream:
                 f"it at a time"
             )
 
-    def __aiter__(self) -> Stream:
+    def __aiter__(self) -> Stream[T_co]:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> T_co:
         self._enter_turn()
         try:
             while not self._ready and self._call is not None:
@@ -414,7 +424,7 @@ class Stream:
         if call is not None:
             _close(self._channel, call, self._number)
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Stream[T_co]:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -431,10 +441,11 @@ class Stream:
 
     # -- received items ----------------------------------------------------------------------------
 
-    def _first(self) -> Any:
+    def _first(self) -> T_co:
         if self._ready:
             body, parts = self._ready.popleft()
-            return payload.unpack(body, parts, self._channel.address)
+            item: T_co = payload.unpack(body, parts, self._channel.address)
+            return item
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -757,7 +768,25 @@ class RpcClient:
         raise NotImplementedError("call this method on the client that Client.create returns")
 
 
-@checks_options("connect()")
+class Interface(Protocol):
+    """The base of a Protocol that types a client, for `connect(interface=)`.
+
+    >>> from typing import Any, Protocol
+    >>> class Scaling(zd.rpc.Interface, Protocol):
+    ...     def scale_blocking(self, array: Any, by: int = 2) -> Any: ...
+    >>> with zd.rpc.connect(client.address, interface=Scaling) as scaling:
+    ...     print(scaling.scale_blocking(np.arange(3)))
+    [0 2 4]
+    """
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc_info: object) -> None: ...
+
+
+@overload
 def connect(
     address: str,
     *,
@@ -765,7 +794,43 @@ def connect(
     name: str = "",
     keys_dir: str | os.PathLike[str] | None = None,
     token_file: str | os.PathLike[str] | None = None,
-) -> ZmqClient:
+) -> ZmqClient: ...
+
+
+@overload
+def connect(
+    address: str,
+    *,
+    interface: Callable[..., S],
+    timeout: float | None = CONNECT_S,
+    name: str = "",
+    keys_dir: str | os.PathLike[str] | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+) -> S: ...
+
+
+@overload
+def connect(
+    address: str,
+    *,
+    interface: Callable[..., T],
+    timeout: float | None = CONNECT_S,
+    name: str = "",
+    keys_dir: str | os.PathLike[str] | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+) -> AbstractContextManager[T, None]: ...
+
+
+@checks_options("connect()")
+def connect(
+    address: str,
+    *,
+    interface: Any = None,
+    timeout: float | None = CONNECT_S,
+    name: str = "",
+    keys_dir: str | os.PathLike[str] | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+) -> Any:
     """Connect to an RPC server, and return a client with the server's methods.
 
         >>> import zmqdist as zd
@@ -776,19 +841,49 @@ def connect(
 
     Args:
       address: "host:port" or "zmq://host:port".
+      interface: a class, usually a Protocol, with the methods that the client shall have, named and
+        typed as the client has them: `m_blocking` returns the value, `m` a StatusOrResult or a
+        Stream. Type checkers see the client as an instance of this class, or as a with-statement
+        that gives one if its class is not an Interface (docs/types.md).
       timeout: seconds to wait for the server; None waits without a limit. Calls have no time limit
         unless they set `timeout_in_ms`.
       name, keys_dir, token_file: as for `Client.create`.
 
-    Raises the errors of `Client.create`: DeadlineExceededError if no server replies in time.
+    Raises the errors of `Client.create`: DeadlineExceededError if no server replies in time. With
+    an `interface`, TypeError if it is no class, and UnimplementedError if the server does not have
+    all its methods.
     """
+    only = None if interface is None else _methods_of(interface)
     client = ZmqClient(address, name, keys_dir=keys_dir, token_file=token_file)
     try:
+        client._only = only
         client.refresh(timeout)
+        if only is not None and (missing := sorted(only - client._offered)):
+            raise UnimplementedError(
+                f"the server at {client.address} has no method {missing[0]:.200}, which "
+                f"{interface.__name__} has: {did_you_mean(missing[0], client.methods())}"
+            )
     except BaseException:
         client.close()
         raise
     return client
+
+
+def _methods_of(interface: Any) -> set[str]:
+    """Return the names that a class declares, as methods or as annotated attributes, and that are
+    none of a client's own."""
+    if not isinstance(interface, type):
+        raise TypeError(f"interface is {interface!r:.200}, wants a class, such as a Protocol")
+    declared = (
+        {*vars(cls), *inspect.get_annotations(cls)}
+        for cls in interface.__mro__
+        if cls.__module__ not in ("builtins", "typing", __name__)
+    )
+    return {
+        name
+        for name in set().union(*declared)
+        if not name.startswith("_") and not hasattr(ZmqClient, name)
+    }
 
 
 class ZmqClient(RpcClient):
@@ -800,6 +895,9 @@ class ZmqClient(RpcClient):
     A program may also make a ZmqClient directly. Without `list_registered_methods`, the constructor
     does not wait for the server.
     """
+
+    _only: set[str] | None = None
+    """The names of the interface that `connect` was given: the client offers no other method."""
 
     @checked
     def __init__(
@@ -844,9 +942,10 @@ class ZmqClient(RpcClient):
                 self.close()
                 raise
 
-    if TYPE_CHECKING:  # for the methods of the server, which only `refresh` learns
-
-        def __getattr__(self, name: str) -> Any: ...
+    def __getattr__(self, name: str) -> Any:  # the methods of the server are set by `refresh`
+        why = "" if self._only is None else f": its interface has {', '.join(sorted(self._only))}"
+        text = f"{type(self).__name__!r} object has no attribute {name!r}{why}"
+        raise AttributeError(text, name=name, obj=self)
 
     def call(
         self,
@@ -963,7 +1062,8 @@ class ZmqClient(RpcClient):
             functions = self.stubs(info)
             for attribute, function in zip((name, f"{name}_blocking"), functions, strict=False):
                 reserved = hasattr(self, attribute) and attribute not in self._offered
-                if not reserved and (attribute == name or attribute not in methods):
+                hidden = self._only is not None and attribute not in self._only
+                if not (reserved or hidden) and (attribute == name or attribute not in methods):
                     offered[attribute] = function
         before, self._offered = self._offered, set(offered)
         # An attribute that remains is overwritten, not deleted and set again, because other threads

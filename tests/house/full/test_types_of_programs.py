@@ -29,23 +29,17 @@ LENIENT = (
 )
 
 
-def complaints(folder: Path, programs: dict[str, str]) -> str:
+def checked_by_mypy(folder: Path, programs: dict[str, str], *options: str) -> str:
     """What mypy says of programs in a folder of their own, so that it finds zmqdist only where it
     is installed."""
     for name, text in programs.items():
         (folder / name).write_text(text)
-    options = [
-        "--strict",
-        "--config-file=",
-        "--ignore-missing-imports",
-        "--allow-redefinition",
-        *LENIENT,
-    ]
     environment = {
         name: value for name, value in os.environ.items() if name not in ("MYPYPATH", "PYTHONPATH")
     }
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", *options, *programs]
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, "--scripts-are-modules", *programs],
+        command,
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -54,6 +48,12 @@ def complaints(folder: Path, programs: dict[str, str]) -> str:
         check=False,
     )
     return done.stdout + done.stderr if done.returncode else ""
+
+
+def complaints(folder: Path, programs: dict[str, str]) -> str:
+    """What mypy says of programs and blocks of pages."""
+    options = ["--ignore-missing-imports", "--allow-redefinition", *LENIENT]
+    return checked_by_mypy(folder, programs, *options, "--scripts-are-modules")
 
 
 @pytest.mark.timeout(180)

@@ -64,6 +64,14 @@ def coordinator(in_processes: ClusterCoordinator) -> ClusterCoordinator:
     return in_processes
 
 
+def test_method_of_class_calls_all_members(coordinator: ClusterCoordinator) -> None:
+    team = coordinator.actors(Member, 2, 3)
+    assert team[Member.add](2).result(20) == [5, 5]
+    assert team[1][Member.add](2).result(20) == 7
+    with pytest.raises(TypeError, match="is no public method"):
+        team["add"]  # type: ignore[call-overload]
+
+
 def test_call_of_group_gives_one_list(coordinator: ClusterCoordinator) -> None:
     team = coordinator.actors(Member, 3, 5)
     value = team.add(2)

@@ -199,6 +199,33 @@ def test_unknown_method_is_refused(coordinator: ClusterCoordinator, name: str) -
     assert set(dir(counter)) >= {"add", "pid"}
 
 
+def test_method_of_class_calls_that_of_actor(coordinator: ClusterCoordinator) -> None:
+    counter = coordinator.actor(Counter, 1)
+    assert counter[Counter.add](2).result(20) == counter.add(0).result(20) == 3
+    assert repr(counter[Counter.add].options(name="sum")) == "<method sum>"
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "text"),
+    [
+        (0, TypeError, "0 is no public method of the actor's class"),
+        (SimpleNamespace(__name__="add"), TypeError, "is no public method of the actor's class"),
+        (Counter.__init__, TypeError, "is no public method of the actor's class"),
+        (str.upper, AttributeError, "the actor Counter has no method upper"),
+    ],
+)
+def test_index_that_is_no_method_is_refused(
+    coordinator: ClusterCoordinator, method: Any, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        coordinator.actor(Counter)[method]
+
+
+def test_handle_is_not_iterable(coordinator: ClusterCoordinator) -> None:
+    with pytest.raises(TypeError, match="is no public method"):
+        list(coordinator.actor(Counter))  # type: ignore[call-overload]
+
+
 def test_arguments_are_those_of_the_moment(coordinator: ClusterCoordinator) -> None:
     counter = coordinator.actor(Counter)
     numbers = [1]

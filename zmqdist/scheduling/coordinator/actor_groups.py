@@ -7,8 +7,8 @@ import enum
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from typing import Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from msgspec.structs import replace
 
@@ -16,12 +16,21 @@ from zmqdist import clock as time
 from zmqdist.callbacks import NotAFuture
 from zmqdist.clock import deadline, left, seconds
 from zmqdist.field_types import check_type, did_you_mean
-from zmqdist.scheduling.coordinator.actors import ActorHandle, ActorMethod, Actors
+from zmqdist.scheduling.coordinator.actors import (
+    ActorHandle,
+    ActorMethod,
+    Actors,
+    method_name,
+)
 from zmqdist.scheduling.coordinator.completion import AsCompleted
 from zmqdist.scheduling.coordinator.options import whole
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, release_at_end
 from zmqdist.scheduling.coordinator.work import CalledActor
 from zmqdist.scheduling.shared.actors import ActorState
+from zmqdist.type_variables import T_co
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 RESTARTS_WITHIN_S: Final = 600.0
 """The time in which the restarts of a group are counted, unless `restarts_within_s` says otherwise."""
@@ -69,16 +78,16 @@ class RestartBudget:
         return self._on_death
 
 
-class GroupValue(NotAFuture):
+class GroupValue(NotAFuture, Generic[T_co]):
     """The results of one call of all members: one value, a list by rank. An argument of a function,
     it is the list of the results."""
 
     __slots__ = ("values",)
 
-    def __init__(self, values: list[RemoteValue[Any]]) -> None:
+    def __init__(self, values: list[RemoteValue[T_co]]) -> None:
         self.values = values
 
-    def result(self, timeout: float | None = None) -> list[Any]:
+    def result(self, timeout: float | None = None) -> list[T_co]:
         """Wait for all members, and return their results by rank. Raises the error of the first
         member, by rank, whose call has failed, and DeadlineExceededError after `timeout` seconds.
 
@@ -103,7 +112,7 @@ class GroupValue(NotAFuture):
         """Cancel the calls. Return False if all have ended."""
         return sum(value.cancel() for value in self.values) > 0
 
-    def __await__(self) -> Generator[Any, None, list[Any]]:
+    def __await__(self) -> Generator[Any, None, list[T_co]]:
         results = []
         for value in self.values:
             results.append((yield from value.__await__()))
@@ -116,15 +125,15 @@ class GroupValue(NotAFuture):
         return f"<GroupValue of {self.values!r}>"
 
 
-class GroupMethod:
+class GroupMethod(Generic[P, T_co]):
     """A method of all members of a group."""
 
     __slots__ = ("_group", "_methods")
 
-    def __init__(self, group: ActorGroup, methods: list[ActorMethod]) -> None:
+    def __init__(self, group: ActorGroup, methods: list[ActorMethod[P, RemoteValue[T_co]]]) -> None:
         self._group, self._methods = group, methods
 
-    def __call__(self, *args: Any, **kwargs: Any) -> GroupValue:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> GroupValue[T_co]:
         if self._methods[0].is_stream:
             raise TypeError(
                 f"{self._methods[0]} is a generator: call it at each member of the group"
@@ -134,11 +143,13 @@ class GroupMethod:
             release_at_end(value, _Kept(self._group))
         return GroupValue(values)
 
-    def as_completed(self, *args: Any, **kwargs: Any) -> AsCompleted[Any]:
+    def as_completed(self, *args: P.args, **kwargs: P.kwargs) -> AsCompleted[T_co]:
         """Call all members, and yield their RemoteValues in the order in which they end."""
         return AsCompleted(self(*args, **kwargs).values, None)
 
-    def options(self, *, timeout: float | None = None, name: str | None = None) -> GroupMethod:
+    def options(
+        self, *, timeout: float | None = None, name: str | None = None
+    ) -> GroupMethod[P, T_co]:
         """Return this method with options, as those of a method of an actor."""
         methods = [method.options(timeout=timeout, name=name) for method in self._methods]
         return GroupMethod(self._group, methods)
@@ -157,7 +168,7 @@ class _Kept:
         self._group._actors.runtime.call_in_loop(type, self._group)
 
 
-class ActorGroup:
+class ActorGroup(Generic[T_co]):
     """Actors of one class that work together; `ClusterCoordinator.actors` makes it.
 
     >>> team = coordinator.actors(set, 2)
@@ -172,7 +183,7 @@ class ActorGroup:
         self,
         actors: Actors,
         size: int,
-        make: Callable[[tuple[int, int, int]], ActorHandle],
+        make: Callable[[tuple[int, int, int]], ActorHandle[T_co]],
         budget: RestartBudget,
         supervisor: Callable[[MemberDeath], object] | None,
     ) -> None:
@@ -188,13 +199,26 @@ class ActorGroup:
     def __len__(self) -> int:
         return len(self._members)
 
-    def __getitem__(self, rank: int) -> ActorHandle:
-        return self._members[rank]
+    @overload
+    def __getitem__(self, rank: int) -> ActorHandle[T_co]: ...
 
-    def __iter__(self) -> Iterator[ActorHandle]:
+    @overload
+    def __getitem__(
+        self, rank: Callable[Concatenate[T_co, P], Coroutine[Any, Any, T]]
+    ) -> GroupMethod[P, T]: ...
+
+    @overload
+    def __getitem__(self, rank: Callable[Concatenate[T_co, P], T]) -> GroupMethod[P, T]: ...
+
+    def __getitem__(
+        self, rank: int | Callable[..., Any]
+    ) -> ActorHandle[T_co] | GroupMethod[..., Any]:
+        return self._members[rank] if isinstance(rank, int) else getattr(self, method_name(rank))
+
+    def __iter__(self) -> Iterator[ActorHandle[T_co]]:
         return iter(self._members)
 
-    def __getattr__(self, name: str) -> GroupMethod:
+    def __getattr__(self, name: str) -> GroupMethod[..., Any]:
         if name.startswith("_"):
             raise AttributeError(name)
         return GroupMethod(self, [getattr(member, name) for member in self._members])
@@ -270,7 +294,7 @@ def kill(actors: Actors, target: ActorHandle | ActorGroup) -> None:
 
 def make_group(
     actors: Actors,
-    cls: type,
+    cls: Callable[..., Any],
     size: int,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],

@@ -10,8 +10,15 @@ import secrets
 import threading
 import weakref
 from _thread import get_ident
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
 
 from msgspec.structs import replace
 
@@ -36,7 +43,11 @@ from zmqdist.scheduling.shared import actor_class
 from zmqdist.scheduling.shared.actor_class import MethodKind, is_async, method_kinds
 from zmqdist.scheduling.shared.actors import ActorState
 from zmqdist.scheduling.shared.quantities import quantities
+from zmqdist.type_variables import T_co
 from zmqdist.wire import trusted
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 CONCURRENCY: Final = 1000
 """The calls of `async` methods that run at a time, unless `concurrency` says otherwise."""
@@ -78,7 +89,7 @@ class _HeldArguments:
             self.runtime.call_in_loop(self.runtime.store.free, self.bulks)
 
 
-class ActorHandle:
+class ActorHandle(Generic[T_co]):
     """A handle of an actor: each method call returns a RemoteValue, which is also awaitable.
 
     >>> class Counter:
@@ -91,6 +102,9 @@ class ActorHandle:
     >>> counter.add(2).result()
     3
 
+    Type checkers do not know the type of `counter.add(2)`, but that of `counter[Counter.add](2)`,
+    which is the same call (docs/types.md).
+
     Calls of one program run in the order in which it makes them. A handle may be an argument, a
     result or captured, also of other actors, and any thread may use it.
     """
@@ -98,14 +112,34 @@ class ActorHandle:
     def __init__(self, held: _Held, methods: dict[str, int]) -> None:
         self._held, self._methods = held, methods
 
-    def __getattr__(self, name: str) -> ActorMethod:
+    @overload
+    def __getitem__(
+        self, method: Callable[Concatenate[T_co, P], Coroutine[Any, Any, T]]
+    ) -> ActorMethod[P, RemoteValue[T]]: ...
+
+    @overload
+    def __getitem__(  # type: ignore[overload-overlap]  # the result of a generator is no value
+        self, method: Callable[Concatenate[T_co, P], Iterator[T] | AsyncIterator[T]]
+    ) -> ActorMethod[P, ResultStream[T]]: ...
+
+    @overload
+    def __getitem__(
+        self, method: Callable[Concatenate[T_co, P], T]
+    ) -> ActorMethod[P, RemoteValue[T]]: ...
+
+    def __getitem__(self, method: Callable[..., Any]) -> ActorMethod[..., Any]:
+        actor_method: ActorMethod[..., Any] = getattr(self, method_name(method))
+        return actor_method
+
+    def __getattr__(self, name: str) -> ActorMethod[..., Any]:
         if name.startswith("_") or name not in self._methods:
             cls = self._held.called.cls
             raise AttributeError(
                 f"the actor {cls} has no method {name}: {did_you_mean(name, list(self._methods))}"
             )
         is_stream = self._methods[name] == MethodKind.STREAM
-        method = self.__dict__[name] = ActorMethod(self._held, name, is_stream)
+        method: ActorMethod[..., Any] = ActorMethod(self._held, name, is_stream)
+        self.__dict__[name] = method
         return method
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -157,7 +191,7 @@ class ActorHandle:
         )
 
 
-class ActorMethod:
+class ActorMethod(Generic[P, T_co]):
     """A method of an actor. `options(timeout=, name=)` returns the same method with options: the
     seconds after which a call ends with DeadlineExceededError, and a name for errors."""
 
@@ -174,7 +208,7 @@ class ActorMethod:
         self._held, self._name, self.is_stream, self._timeout = held, name, is_stream, timeout
         self._label = label or f"{held.called.cls}.{name}"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co:
         """Call the method, and return a RemoteValue of what it returns, or the ResultStream of a
         generator. Does not wait."""
         held = self._held
@@ -192,18 +226,29 @@ class ActorMethod:
                 actors = held.actors
                 number = next(actors.works)
                 call = MethodCall(number, held.called, self._name, self._label, packed, held)
-                return actors.runtime.enqueue_call(call, None)
-        return held.actors.call(
+                return actors.runtime.enqueue_call(call, None)  # type: ignore[return-value]
+        return held.actors.call(  # type: ignore[no-any-return]
             held, self._name, args, kwargs, self._timeout, self._label, self.is_stream
         )
 
-    def options(self, *, timeout: float | None = None, name: str | None = None) -> ActorMethod:
+    def options(
+        self, *, timeout: float | None = None, name: str | None = None
+    ) -> ActorMethod[P, T_co]:
         if (limit_s := seconds(timeout)) == 0:
             raise ValueError(f"timeout is {timeout}, wants more than 0 s, or None")
         return ActorMethod(self._held, self._name, self.is_stream, limit_s, name)
 
     def __repr__(self) -> str:
         return f"<method {self._label}>"
+
+
+def method_name(method: Callable[..., Any]) -> str:
+    """Return the name of a public method of a class, as `Counter.add`. Raises TypeError if it is
+    none."""
+    name = getattr(method, "__name__", "_")
+    if not callable(method) or not isinstance(name, str) or name.startswith("_"):
+        raise TypeError(f"{method!r:.200} is no public method of the actor's class (Counter.add)")
+    return name
 
 
 open_actors: weakref.WeakSet[Actors] = weakref.WeakSet()
@@ -253,7 +298,7 @@ class Actors:
 
     def make(
         self,
-        cls: type,
+        cls: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         options: Mapping[str, Any],

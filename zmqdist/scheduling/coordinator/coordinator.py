@@ -18,7 +18,6 @@ import weakref
 from _thread import get_ident
 from collections.abc import (
     Callable,
-    Coroutine,
     ItemsView,
     Iterable,
     Iterator,
@@ -28,7 +27,7 @@ from collections.abc import (
 )
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from zmqdist import clock as time
 from zmqdist import errors, limits, nest
@@ -72,6 +71,16 @@ from zmqdist.scheduling.coordinator.resources import Resources
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 from zmqdist.scheduling.coordinator.scattered import ScatteredValue
 from zmqdist.scheduling.coordinator.submitter import FunctionSnapshot, Submitter, TaskOptions
+from zmqdist.scheduling.coordinator.typed_calls import (
+    as_fetch,
+    as_gather,
+    as_imap,
+    as_map,
+    as_run,
+    as_schedule,
+    as_stream,
+    as_submit,
+)
 from zmqdist.scheduling.coordinator.work import Extra
 from zmqdist.scheduling.run_trace import Trace
 from zmqdist.scheduling.shared import own_cluster
@@ -81,6 +90,7 @@ from zmqdist.wire import trusted
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 log = logging.getLogger("zmqdist.coordinator")
@@ -194,14 +204,7 @@ class ClusterCoordinator:
 
     # -- scheduling --------------------------------------------------------------------------------
 
-    @overload
-    def submit(
-        self, fn: Callable[..., Coroutine[Any, Any, T]], /, *args: Any, **kwargs: Any
-    ) -> RemoteValue[T]: ...
-
-    @overload
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> RemoteValue[T]: ...
-
+    @as_submit
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> RemoteValue[Any]:
         """Run `fn(*args, **kwargs)` on a worker and return a RemoteValue for its result, as
         `schedule` does, which says more.
@@ -237,9 +240,10 @@ class ClusterCoordinator:
         """
         return Submitter(self, options)
 
+    @as_schedule
     def schedule(
         self,
-        fn: Callable[..., T],
+        fn: Callable[..., Any],
         args: Iterable[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         *,
@@ -250,7 +254,7 @@ class ClusterCoordinator:
         timeout: float | None = None,
         lineage: bool = False,
         resources: Mapping[str, float] | None = None,
-    ) -> RemoteValue[T]:
+    ) -> RemoteValue:
         """Run `fn(*args, **kwargs)` on a worker and return a RemoteValue for its result.
 
         >>> coordinator.schedule(int, ("z",), {"base": 36}, worker=0).result()
@@ -415,7 +419,7 @@ class ClusterCoordinator:
         """Pack the arguments so that the worker unpacks them as (args, kwargs)."""
         return trusted.pack_call(args, kwargs)
 
-    def actor(self, cls: type, /, *args: Any, **kwargs: Any) -> ActorHandle:
+    def actor(self, cls: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> ActorHandle[T]:
         """Make an object of `cls` in a process of its own on a worker, and return its handle.
 
         >>> from collections import Counter
@@ -444,7 +448,9 @@ class ClusterCoordinator:
         """
         return self._actors.make(cls, args, kwargs, {})
 
-    def actors(self, cls: type, size: int, /, *args: Any, **kwargs: Any) -> ActorGroup:
+    def actors(
+        self, cls: Callable[P, T], size: int, /, *args: P.args, **kwargs: P.kwargs
+    ) -> ActorGroup[T]:
         """Make a group of `size` actors of one class, which are placed together, and return it.
 
         >>> team = coordinator.actors(set, 2)
@@ -495,7 +501,8 @@ class ClusterCoordinator:
         """
         kill(self._actors, actor)
 
-    def map(self, fn: Callable[..., T], *iterables: Iterable[Any]) -> list[RemoteValue[T]]:
+    @as_map
+    def map(self, fn: Callable[..., Any], *iterables: Iterable[Any]) -> list[RemoteValue]:
         """Schedule `fn(*items)` for the items of the iterables, as the built-in `map`, and return
         the RemoteValues in order.
 
@@ -513,9 +520,10 @@ class ClusterCoordinator:
         """
         return Submitter(self, {}).map(fn, *iterables)
 
+    @as_imap
     def imap(
-        self, fn: Callable[..., T], *iterables: Iterable[Any], ahead: int = AHEAD
-    ) -> OrderedResults[T]:
+        self, fn: Callable[..., Any], *iterables: Iterable[Any], ahead: int = AHEAD
+    ) -> OrderedResults[Any]:
         """Yield the results of `fn(*items)` for the items of the iterables, in their order. The
         iterables are read as the results are taken, so they may have no end.
 
@@ -539,9 +547,10 @@ class ClusterCoordinator:
         """
         return Submitter(self, {}).imap(fn, *iterables, ahead=ahead)
 
+    @as_stream
     def stream(
-        self, fn: Callable[..., Iterable[T]], /, *args: Any, ahead: int = AHEAD, **kwargs: Any
-    ) -> FunctionStream[T]:
+        self, fn: Callable[..., Any], /, *args: Any, ahead: int = AHEAD, **kwargs: Any
+    ) -> FunctionStream[Any]:
         """Run a generator function on a worker, and yield its values as they are made.
 
         >>> def squares(count):
@@ -591,7 +600,8 @@ class ClusterCoordinator:
         self._runtime.check_open()
         return ScatteredValue(self._runtime, next(self._works), value)
 
-    def run(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> dict[str, T]:
+    @as_run
+    def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Call `fn(*args, **kwargs)` once on each worker that is present now, and return the
         results by the name of the worker.
 
@@ -694,6 +704,7 @@ class ClusterCoordinator:
         """
         return [make_error() for make_error in self._error_factories]
 
+    @as_fetch
     def fetch(self, val: Any) -> Any:
         """Return `val` with each RemoteValue replaced by its result. Waits for all results.
 
@@ -705,6 +716,7 @@ class ClusterCoordinator:
         """
         return nest.map_contents(partial(_replaced, RemoteValue.fetch), val)
 
+    @as_gather
     def gather(self, values: Any, *, timeout: float | None = None) -> Any:
         """Return `values` with each RemoteValue replaced by its `result`. Waits for all results, at
         most `timeout` seconds.
@@ -922,7 +934,7 @@ class ClusterCoordinator:
         self._runtime.check_open()
         return per_worker_resource(self._resources, fn, args, kwargs)
 
-    def per_slot(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> PerSlot[T]:
+    def per_slot(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> PerSlot[T]:
         """Have each slot call `fn(*args, **kwargs)` when a function first uses the result, and keep
         the result for later functions of the slot. Does not wait.
 

@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from operator import index
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from zmqdist import errors
 from zmqdist.background import logged
@@ -51,6 +51,11 @@ from zmqdist.scheduling.coordinator.work import LOST, UNAVAILABLE
 from zmqdist.scheduling.shared import own_cluster
 from zmqdist.wire import trusted
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from zmqdist.scheduling.shared.option_types import CoordinatorOptions
+
 T = TypeVar("T")
 
 log = logging.getLogger("zmqdist.coordinator")
@@ -67,7 +72,7 @@ class ClusterExecutor(futures.Executor):
         max_workers: int | None,
         initializer: Callable[..., object] | None,
         initargs: Iterable[Any],
-        **options: Any,
+        **options: Unpack[CoordinatorOptions],
     ) -> None:
         if max_workers is not None and max_workers < 1:
             raise ValueError(f"max_workers must be greater than 0, and is {max_workers}")

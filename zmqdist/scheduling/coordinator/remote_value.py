@@ -12,7 +12,7 @@ import os
 import threading
 from _thread import allocate_lock
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Generic, Protocol
+from typing import Any, Generic, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -35,16 +35,8 @@ from zmqdist.scheduling.coordinator.result_fetcher import ResultFetcher
 from zmqdist.scheduling.coordinator.work import KeptAt, Work
 from zmqdist.scheduling.shared import own_cluster, remote_results
 from zmqdist.scheduling.shared.result_parts import part_reference, split_parts
+from zmqdist.type_variables import T_co
 from zmqdist.wire import results, trusted
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar
-
-    T_co = TypeVar("T_co", covariant=True, default=Any)
-else:
-    from typing import TypeVar
-
-    T_co = TypeVar("T_co", covariant=True)
 
 NOTHING: Any = object()
 """In place of a value that was not unpacked."""
@@ -296,7 +288,7 @@ class RemoteValue(NotAFuture, Generic[T_co]):
             raise errors.DeadlineExceededError(problem)
         return self._work.outcome is not lost
 
-    def fetch(self, timeout: float | None = None) -> Any:
+    def fetch(self, timeout: float | None = None) -> T_co:
         """Return the result as `result` does, but replace tensors by arrays, as TensorFlow does.
 
         Each object that has a method `numpy()` is replaced by the result of this method, also in
@@ -306,11 +298,10 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         3
         """
         value = self.result(timeout)
-        return (
-            value
-            if type(value) in trusted.ATOMS or type(value) is np.ndarray
-            else nest.as_numpy(value)
-        )
+        if type(value) in trusted.ATOMS or type(value) is np.ndarray:
+            return value
+        with_arrays: T_co = nest.as_numpy(value)
+        return with_arrays
 
     def done(self) -> bool:
         """Return whether the function has ended, with a result or an error. Does not wait.
@@ -364,7 +355,7 @@ class RemoteValue(NotAFuture, Generic[T_co]):
         self._owner.request(CancelRequested, self.work)
         return True
 
-    def add_done_callback(self, fn: Callable[[RemoteValue], object]) -> None:
+    def add_done_callback(self, fn: Callable[[RemoteValue[T_co]], object]) -> None:
         """Call `fn(self)` when the function has ended, or soon if the function has ended already.
 
         >>> ended = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Final
+from typing import Any, Final, Generic
 
 from zmqdist.limits import STREAM_AHEAD
 from zmqdist.scheduling.coordinator.coordinator_events import StreamTaken
@@ -12,12 +12,13 @@ from zmqdist.scheduling.coordinator.remote_value import RemoteValue, release_at_
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 from zmqdist.scheduling.coordinator.work import MethodCall
 from zmqdist.scheduling.shared.references import is_reference
+from zmqdist.type_variables import T_co
 from zmqdist.wire import results
 
 _END: Final = None
 
 
-class ResultStream(Iterator[Any], AsyncIterator[Any]):
+class ResultStream(Iterator[T_co], AsyncIterator[T_co], Generic[T_co]):
     """Yields the values of a generator method, in order, in a for-loop or an `async for`.
 
     >>> class Words:
@@ -40,12 +41,13 @@ class ResultStream(Iterator[Any], AsyncIterator[Any]):
         self._taken = 0
         release_at_end(end, _EndMark(call.items))
 
-    def __next__(self) -> Any:
+    def __next__(self) -> T_co:
         payload = self._items.get()
         if payload is _END:
             self._items.put(_END)  # for the next call
             self._end.result()
             raise StopIteration
+        value: T_co
         if is_reference(payload):
             value = self._runtime.result_fetcher.fetch_kept(payload, self._call.name)
         else:
@@ -56,12 +58,14 @@ class ResultStream(Iterator[Any], AsyncIterator[Any]):
             self._taken = 0
         return value
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> T_co:
         import asyncio  # here, because it is slow to import, and few programs need it
 
-        value = await asyncio.get_running_loop().run_in_executor(None, next, self, _EndMark)
-        if value is _EndMark:
+        run = asyncio.get_running_loop().run_in_executor
+        taken: Any = await run(None, next, self, _EndMark)
+        if taken is _EndMark:
             raise StopAsyncIteration
+        value: T_co = taken
         return value
 
     def close(self) -> None:

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import os
 from _thread import get_ident
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypedDict, TypeVar
 
 from zmqdist import errors
 from zmqdist.clock import deadline, left
@@ -33,12 +33,20 @@ from zmqdist.scheduling.coordinator.ordered_results import (
 )
 from zmqdist.scheduling.coordinator.remote_value import PartValue, RemoteValue, unwrapped
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
+from zmqdist.scheduling.coordinator.typed_calls import (
+    as_imap,
+    as_map,
+    as_run,
+    as_stream,
+    as_submit,
+)
 from zmqdist.scheduling.shared.stream_source import send_values
 from zmqdist.wire.trusted import describe
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 NAME_CHARS_MAX: Final = 200
@@ -219,14 +227,7 @@ class Submitter:
         """
         return Submitter(self._coordinator, {**self._settings, **options})
 
-    @overload
-    def submit(
-        self, fn: Callable[..., Coroutine[Any, Any, T]], /, *args: Any, **kwargs: Any
-    ) -> RemoteValue[T]: ...
-
-    @overload
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> RemoteValue[T]: ...
-
+    @as_submit
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> RemoteValue[Any]:
         """Run `fn(*args, **kwargs)` on a worker, as `ClusterCoordinator.submit` does, with the
         options.
@@ -251,7 +252,7 @@ class Submitter:
         parts = plan_options.num_returns
         return tuple(PartValue(value, part, parts) for part in range(parts)) if parts else value  # type: ignore[return-value]
 
-    def actor(self, cls: type, /, *args: Any, **kwargs: Any) -> ActorHandle:
+    def actor(self, cls: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> ActorHandle[T]:
         """Make an actor, as `ClusterCoordinator.actor` does, with the options.
 
         >>> coordinator.options(worker=1).actor(set).union([3]).result()
@@ -260,7 +261,9 @@ class Submitter:
         self._check(OF_BOTH | OF_ACTORS, "actor() makes an actor")
         return self._coordinator._actors.make(cls, args, kwargs, self._settings)
 
-    def actors(self, cls: type, size: int, /, *args: Any, **kwargs: Any) -> ActorGroup:
+    def actors(
+        self, cls: Callable[P, T], size: int, /, *args: P.args, **kwargs: P.kwargs
+    ) -> ActorGroup[T]:
         """Make a group of actors, as `ClusterCoordinator.actors` does, with the options.
 
         >>> coordinator.options(on_death="restart").actors(set, 2).union([3]).result()
@@ -280,9 +283,10 @@ class Submitter:
             return plan_options
         return replace(plan_options, until=deadline(plan_options.timeout))
 
+    @as_stream
     def stream(
-        self, fn: Callable[..., Iterable[T]], /, *args: Any, ahead: int = AHEAD, **kwargs: Any
-    ) -> FunctionStream[T]:
+        self, fn: Callable[..., Any], /, *args: Any, ahead: int = AHEAD, **kwargs: Any
+    ) -> FunctionStream[Any]:
         """Yield the values of a generator function as they are made, as `ClusterCoordinator.stream`
         does, with the options.
 
@@ -305,7 +309,8 @@ class Submitter:
         )
         return FunctionStream(arrivals, value, runtime.target.form.safe_only)
 
-    def map(self, fn: Callable[..., T], *iterables: Iterable[Any]) -> list[RemoteValue[T]]:
+    @as_map
+    def map(self, fn: Callable[..., Any], *iterables: Iterable[Any]) -> list[RemoteValue]:
         """Run `fn` for the items of the iterables, as `ClusterCoordinator.map` does, with the
         options.
 
@@ -318,9 +323,10 @@ class Submitter:
         snapshot = self._coordinator._snapshot_of(fn)
         return [self.submit(snapshot, *item) for item in items]
 
+    @as_imap
     def imap(
-        self, fn: Callable[..., T], *iterables: Iterable[Any], ahead: int = AHEAD
-    ) -> OrderedResults[T]:
+        self, fn: Callable[..., Any], *iterables: Iterable[Any], ahead: int = AHEAD
+    ) -> OrderedResults[Any]:
         """Yield `fn(*items)` for the items of the iterables, as `ClusterCoordinator.imap` does, with
         the options.
 
@@ -339,7 +345,8 @@ class Submitter:
         submit = partial(self.submit, self._coordinator._snapshot_of(fn))
         return OrderedResults(submit, items, ahead)
 
-    def run(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> dict[str, T]:
+    @as_run
+    def run(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Call `fn(*args, **kwargs)` once on each worker, as `ClusterCoordinator.run` does, with
         the options.
 
@@ -355,7 +362,7 @@ class Submitter:
 
         # The calls belong to no round, so an error of one neither ends the others nor fails a later
         # `join`. A call is not repeated on another worker: if its worker is lost, it has failed.
-        def submit(worker: str) -> RemoteValue[T]:
+        def submit(worker: str) -> RemoteValue:
             options = WorkOptions(worker, self._options.priority, detached=True)
             return self._coordinator._schedule(
                 fn, args, kwargs, False, options, NO_OPTIONS, f"{name} at {worker}"
