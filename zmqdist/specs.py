@@ -28,7 +28,7 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from typing import Any, Generic, ParamSpec, SupportsIndex, TypeVar, overload
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -37,6 +37,9 @@ from zmqdist import nest
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.field_types import ArgumentTypeError, converted
 from zmqdist.tensors import as_array
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def plain_array(value: Any, subject: str) -> NDArray[Any]:
@@ -180,7 +183,7 @@ def _shape(shape: Any) -> tuple[int | None, ...] | None:
     return counts
 
 
-class Function:
+class Function(Generic[P, T]):
     """A callable with the specs of its arguments and of its result, as `function` makes it.
 
     Attributes:
@@ -195,16 +198,14 @@ class Function:
     """
 
     __name__: str
-    __wrapped__: Callable[..., Any]
+    __wrapped__: Callable[P, T]
 
-    def __init__(
-        self, func: Callable[..., Any], input_signature: Any, output_signature: Any
-    ) -> None:
+    def __init__(self, func: Callable[P, T], input_signature: Any, output_signature: Any) -> None:
         functools.update_wrapper(self, func)
         self.input_signature = checked_signature("input_signature", input_signature)
         self.output_signature = checked_signature("output_signature", output_signature)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.__wrapped__(*args, **kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -225,6 +226,18 @@ class Function:
             if value is self:
                 return str(name)
         return super().__reduce_ex__(protocol)
+
+
+@overload
+def function(
+    func: Callable[P, T], input_signature: Any = None, output_signature: Any = None
+) -> Function[P, T]: ...
+
+
+@overload
+def function(
+    func: None = None, input_signature: Any = None, output_signature: Any = None
+) -> Callable[[Callable[P, T]], Function[P, T]]: ...
 
 
 def function(

@@ -1,5 +1,5 @@
-"""The type variable of generic classes that may also be written without `[...]`, as a RemoteValue
-of anything. It has a default, for which Python 3.10 has no word."""
+"""The type variables of generic classes that may also be written without `[...]`, as a RemoteValue
+of anything. They have a default, for which Python 3.10 has no word."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
+    T_any = TypeVar("T_any", default=Any)
     T_co = TypeVar("T_co", covariant=True, default=Any)
 else:
     from typing import TypeVar
 
+    T_any = TypeVar("T_any")
     T_co = TypeVar("T_co", covariant=True)

@@ -22,7 +22,7 @@ def reports(folder: Path, programs: dict[str, str]) -> list[dict[str, object]]:
     it is installed."""
     for name, text in programs.items():
         (folder / name).write_text(text)
-    settings = {"typeCheckingMode": "strict", "pythonVersion": "3.10", "include": ["."]}
+    settings = {"typeCheckingMode": "strict", "include": ["."]}
     (folder / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson"]
     done = subprocess.run(

@@ -35,6 +35,9 @@ def mix(a: int, b: str, c: float, d: bytes) -> bool:
 def total(numbers: list[int]) -> int:
     return sum(numbers)
 
+def gathered(x: int, numbers: list[int]) -> str:
+    return str(x + sum(numbers))
+
 def same(x: T) -> T:
     return x
 
@@ -110,6 +113,15 @@ def use(
     reveal_type(submit(square, anything))  # RemoteValue[int]
     reveal_type(submit(total, several))  # RemoteValue[int]
     reveal_type(submit(total, [i, i]))  # RemoteValue[int]
+    reveal_type(submit(max, several))  # RemoteValue[Any]
+    reveal_type(submit(sorted, several, reverse=True))  # RemoteValue[list[Any]]
+    reveal_type(submit(np.stack, several, axis=1))  # RemoteValue[ndarray[tuple[Any, ...], dtype[Any]]]
+    reveal_type(submit(len, {"a": s}))  # RemoteValue[int]
+    reveal_type(submit(gathered, i, several))  # RemoteValue[str]
+    reveal_type(submit(gathered, 3, [i]))  # RemoteValue[str]
+    reveal_type(submit(next, table))  # RemoteValue[Any]
+    submit(gathered, "x", several)  # error
+    submit(total, several, 3)  # error
     reveal_type(submit(square, slot))  # RemoteValue[int]
     reveal_type(submit(square, table))  # RemoteValue[int]
     reveal_type(submit(lambda x: x + 1, i))  # RemoteValue[int]
@@ -170,7 +182,6 @@ def use(
     reveal_type(coordinator.gather(coordinator.map(load, [1]), timeout=3))  # list[str]
     reveal_type(coordinator.gather(submit(square, n) for n in range(3)))  # list[int]
     reveal_type(coordinator.gather((i, s)))  # tuple[int, str]
-    reveal_type(coordinator.gather((i, s, f)))  # tuple[int, str, float]
     reveal_type(coordinator.gather({"a": i}))  # dict[str, int]
     reveal_type(coordinator.gather([several]))  # Any
     reveal_type(coordinator.fetch(several))  # list[int]
@@ -280,6 +291,114 @@ async def use(address: str) -> None:
         reveal_type(free.call("cumsum", np.arange(4)))  # StatusOrResult[Any]
 """
 
+DATA = """
+from __future__ import annotations
+import numpy as np
+from numpy.typing import NDArray
+import zmqdist as zd
+from zmqdist.data import Dataset
+
+def row(x: np.int64) -> NDArray[np.float64]:
+    return np.full(3, x, np.float64)
+
+def pair(x: np.int64) -> tuple[np.int64, str]:
+    return x, str(x)
+
+def joined(x: np.int64, text: str) -> str:
+    return text * int(x)
+
+def number(x: np.int64) -> int:
+    return int(x)
+
+def is_even(x: np.int64) -> bool:
+    return bool(x > 2)
+
+def has_text(x: np.int64, text: str) -> bool:
+    return bool(text)
+
+def half(dataset: Dataset[np.int64]) -> Dataset[np.int64]:
+    return dataset.shard(2, 0)
+
+def several(x: np.int64) -> Dataset[str]:
+    return Dataset.range(int(x)).map(str)
+
+dataset = Dataset.range(10)
+reveal_type(dataset)  # Dataset[signedinteger[_64Bit]]
+reveal_type(Dataset.range(3, output_type=np.float32))  # Dataset[Any]
+reveal_type(dataset.map(row, num_parallel_calls=2))  # Dataset[ndarray[tuple[Any, ...], dtype[float64]]]
+reveal_type(dataset.map(pair))  # Dataset[tuple[signedinteger[_64Bit], str]]
+reveal_type(dataset.map(pair).map(joined))  # Dataset[str]
+reveal_type(dataset.map(number))  # Dataset[Any]
+reveal_type(dataset.map(lambda x: x * 2).take(3))  # Dataset[Any] || Dataset[signedinteger[_64Bit]]
+reveal_type(dataset.filter(is_even))  # Dataset[signedinteger[_64Bit]]
+reveal_type(dataset.filter(lambda x: x > 2))  # Dataset[signedinteger[_64Bit]]
+reveal_type(dataset.map(pair).filter(has_text))  # Dataset[tuple[signedinteger[_64Bit], str]]
+reveal_type(dataset.map(pair).filter(lambda x, text: x > 3))  # Dataset[tuple[signedinteger[_64Bit], str]]
+reveal_type(dataset.batch(3))  # Dataset[ndarray[tuple[Any, ...], dtype[signedinteger[_64Bit]]]]
+reveal_type(dataset.map(row).batch(3))  # Dataset[ndarray[tuple[Any, ...], dtype[float64]]]
+reveal_type(dataset.map(pair).batch(3))  # Dataset[Any]
+reveal_type(dataset.map(pair).shuffle(9).repeat(2).prefetch(3))  # Dataset[tuple[signedinteger[_64Bit], str]]
+reveal_type(dataset.map(pair).enumerate())  # Dataset[tuple[signedinteger[_64Bit], tuple[signedinteger[_64Bit], str]]]
+reveal_type(dataset.window(3))  # Dataset[Dataset[signedinteger[_64Bit]]]
+reveal_type(dataset.flat_map(several))  # Dataset[str]
+reveal_type(dataset.interleave(several, 2))  # Dataset[str]
+reveal_type(Dataset.zip(dataset, dataset.map(row)))  # Dataset[tuple[signedinteger[_64Bit], ndarray[tuple[Any, ...], dtype[float64]]]]
+reveal_type(Dataset.zip({"a": dataset}))  # Dataset[Any]
+reveal_type(dataset.concatenate(dataset.flat_map(several)))  # Dataset[signedinteger[_64Bit] | str]
+reveal_type(dataset.apply(half))  # Dataset[signedinteger[_64Bit]]
+reveal_type(dataset.map(row).get_single_element())  # ndarray[tuple[Any, ...], dtype[float64]]
+reveal_type(next(dataset.as_numpy_iterator()))  # signedinteger[_64Bit]
+for batch in dataset.batch(3):
+    reveal_type(batch)  # ndarray[tuple[Any, ...], dtype[signedinteger[_64Bit]]]
+dataset.map(joined)  # error
+dataset.map(row).map(row)  # error
+dataset.flat_map(row)  # error
+dataset.map(row, num_parallel_call=2)  # error
+dataset.batch("3")  # error
+dataset.shuffel(3)  # error
+
+def use(untyped: Dataset, coordinator: zd.ClusterCoordinator) -> None:
+    reveal_type(untyped.map(row))  # Dataset[Any]
+    reveal_type(untyped.filter(is_even).take(3))  # Dataset[Any]
+    for element in untyped:
+        reveal_type(element)  # Any
+    read = coordinator.create_per_worker_dataset(dataset)
+    reveal_type(coordinator.submit(next, iter(read)))  # RemoteValue[Any]
+"""
+
+VARIABLES = """
+from __future__ import annotations
+import numpy as np
+from numpy.typing import NDArray
+import zmqdist as zd
+
+weights = zd.Variable(np.zeros(3), name="weights")
+reveal_type(weights)  # Variable
+reveal_type(weights.assign_add(np.ones(3)))  # Variable
+reveal_type(weights.shape)  # tuple[int, ...]
+weights.asign(3)  # error
+zd.Variable(np.zeros(3), nam="weights")  # error
+
+@zd.function(input_signature=[zd.TensorSpec([None], np.float64)])
+def mean(x: NDArray[np.float64]) -> float:
+    return float(x.mean())
+
+@zd.function
+def double(x: int, times: int = 1) -> int:
+    return 2 * times * x
+
+reveal_type(mean(np.ones(3)))  # float
+reveal_type(double(3, times=2))  # int
+reveal_type(mean.input_signature)  # Any
+mean("x")  # error
+double(3, time=2)  # error
+zd.function(3)  # error
+
+def use(coordinator: zd.ClusterCoordinator) -> None:
+    reveal_type(coordinator.submit(double, 3))  # RemoteValue[int]
+    coordinator.submit(double, "x")  # error
+"""
+
 NAMES = """
 from __future__ import annotations
 import zmqdist as zd
@@ -304,7 +423,14 @@ zd.Executor(max_workers="2")  # error
 zd.Executor(queue_maximum=2)  # error
 """
 
-PROGRAMS = {"tasks": TASKS, "actors": ACTORS, "rpc": RPC, "names": NAMES}
+PROGRAMS = {
+    "tasks": TASKS,
+    "actors": ACTORS,
+    "rpc": RPC,
+    "data": DATA,
+    "variables": VARIABLES,
+    "names": NAMES,
+}
 
 
 def short(revealed: str) -> str:

@@ -21,7 +21,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
@@ -60,8 +60,24 @@ from zmqdist.data.tree import Tree
 from zmqdist.field_types import checked, converted
 from zmqdist.random import operation_seed
 from zmqdist.specs import TensorSpec
+from zmqdist.type_variables import T_co
 
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from numpy.typing import NDArray
+
+    Leaf: TypeAlias = np.generic | NDArray[Any] | str | bytes
+    Truth: TypeAlias = bool | np.bool_
+
+T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
 D = TypeVar("D", bound="Dataset")
+N = TypeVar("N", bound=np.generic)
+E = TypeVar("E", bound="Leaf | tuple[Leaf, ...] | Mapping[str, Leaf] | Dataset")
+"""What a function may return that becomes an element as it is: other numbers and lists are
+converted."""
 
 
 def floats_of(values: Any) -> tuple[float, ...]:
@@ -106,7 +122,7 @@ def _checked_inputs(datasets: Any, argument: str = "datasets") -> tuple[Dataset,
 
 @dataset_class
 @checked
-class Dataset(Tree):
+class Dataset(Tree[T_co]):
     """A pipeline whose elements are computed while it is iterated: `for element in dataset`.
 
     >>> dataset = Dataset.range(10).filter(lambda x: x % 2 == 0).map(lambda x: x * x)
@@ -136,8 +152,16 @@ class Dataset(Tree):
 
     # -- sources --
 
+    @overload
     @classmethod
-    def range(cls: type[D], *args: Any, output_type: Any = np.int64, name: str | None = None) -> D:
+    def range(cls, *args: Any, name: str | None = None) -> Dataset[np.int64]: ...
+
+    @overload
+    @classmethod
+    def range(cls, *args: Any, output_type: Any, name: str | None = None) -> Dataset: ...
+
+    @classmethod
+    def range(cls, *args: Any, output_type: Any = np.int64, name: str | None = None) -> Dataset:
         """Return a dataset of the numbers of Python's `range(stop)`, `range(start, stop)` or
         `range(start, stop, step)`, with the dtype `output_type`. The arguments may be floats. An
         integer `output_type` cuts off the fractions of the numbers.
@@ -314,7 +338,7 @@ class Dataset(Tree):
         shuffle: bool | None = None,
         seed: int | None = None,
         name: str | None = None,
-    ) -> Dataset:
+    ) -> Dataset[str]:
         """Return a dataset of the names of the files and folders that match `file_pattern`. Each
         iterator shuffles the names. With `shuffle=False` they are sorted.
 
@@ -376,6 +400,54 @@ class Dataset(Tree):
 
     # -- element by element --
 
+    @overload
+    def map(
+        self: Dataset[tuple[A, B]],
+        map_func: Callable[[A, B], E],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        synchronous: bool | None = None,
+        use_unbounded_threadpool: bool = False,
+        output_signature: None = None,
+        name: str | None = None,
+    ) -> Dataset[E]: ...
+
+    @overload
+    def map(
+        self: Dataset[tuple[Any, ...]],
+        map_func: Callable[..., Any],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        synchronous: bool | None = None,
+        use_unbounded_threadpool: bool = False,
+        output_signature: Any = None,
+        name: str | None = None,
+    ) -> Dataset[Any]: ...
+
+    @overload
+    def map(
+        self,
+        map_func: Callable[[T_co], E],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        synchronous: bool | None = None,
+        use_unbounded_threadpool: bool = False,
+        output_signature: None = None,
+        name: str | None = None,
+    ) -> Dataset[E]: ...
+
+    @overload
+    def map(
+        self,
+        map_func: Callable[[T_co], Any],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        synchronous: bool | None = None,
+        use_unbounded_threadpool: bool = False,
+        output_signature: Any = None,
+        name: str | None = None,
+    ) -> Dataset[Any]: ...
+
     def map(
         self,
         map_func: Callable[..., Any],
@@ -425,7 +497,7 @@ class Dataset(Tree):
             )
         )
 
-    def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
+    def enumerate(self, start: int = 0, name: str | None = None) -> Dataset[tuple[np.int64, T_co]]:
         """Return a dataset of (number, element), numbered from `start`.
 
         >>> [(int(number), x) for number, x in Dataset.from_source(["a", "b"]).enumerate(start=1)]
@@ -433,7 +505,7 @@ class Dataset(Tree):
         """
         return self._then(elementwise.Enumerate(checked_int(start, "start")))
 
-    def with_options(self, options: Options, name: str | None = None) -> Dataset:
+    def with_options(self, options: Options, name: str | None = None) -> Dataset[T_co]:
         """Set how the pipeline runs. An option that a later call sets overrides the option of an
         earlier call.
 
@@ -446,6 +518,21 @@ class Dataset(Tree):
             raise TypeError(f"with_options takes Options, not {type(options).__name__}")
         return self._then(elementwise.WithOptions(options.as_dict()))
 
+    @overload
+    def filter(
+        self: Dataset[tuple[A, B]], predicate: Callable[[A, B], Truth], name: str | None = None
+    ) -> Dataset[tuple[A, B]]: ...
+
+    @overload
+    def filter(
+        self: Dataset[tuple[Any, ...]], predicate: Callable[..., Truth], name: str | None = None
+    ) -> Dataset[T_co]: ...
+
+    @overload
+    def filter(
+        self, predicate: Callable[[T_co], Truth], name: str | None = None
+    ) -> Dataset[T_co]: ...
+
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
         """Keep the elements for which `predicate` returns True. Iterating raises TypeError for a
         result that is not a bool.
@@ -455,7 +542,7 @@ class Dataset(Tree):
         """
         return self._then(elementwise.Filter(PickledFunction(predicate)))
 
-    def take(self, count: int, name: str | None = None) -> Dataset:
+    def take(self, count: int, name: str | None = None) -> Dataset[T_co]:
         """Keep the first `count` elements, or all elements if `count` is negative.
 
         >>> print(*Dataset.range(10).take(3))
@@ -463,7 +550,7 @@ class Dataset(Tree):
         """
         return self._then(elementwise.Take(checked_int(count, "count")))
 
-    def skip(self, count: int, name: str | None = None) -> Dataset:
+    def skip(self, count: int, name: str | None = None) -> Dataset[T_co]:
         """Drop the first `count` elements, or all elements if `count` is negative.
 
         >>> print(*Dataset.range(5).skip(3))
@@ -471,7 +558,7 @@ class Dataset(Tree):
         """
         return self._then(elementwise.Skip(checked_int(count, "count")))
 
-    def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
+    def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset[T_co]:
         """Keep the elements at positions `index`, `index + num_shards`, `index + 2 * num_shards`,
         ...
 
@@ -484,7 +571,7 @@ class Dataset(Tree):
             )
         )
 
-    def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
+    def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset[T_co]:
         """Keep the elements before the first element for which `predicate` returns False.
 
         >>> print(*Dataset.range(10).take_while(lambda x: x < 3))
@@ -492,7 +579,7 @@ class Dataset(Tree):
         """
         return self._then(elementwise.TakeWhile(PickledFunction(predicate)))
 
-    def unique(self, name: str | None = None) -> Dataset:
+    def unique(self, name: str | None = None) -> Dataset[T_co]:
         """Keep the first of equal numbers or strings. An iterator holds each distinct value, and
         raises TypeError for other elements.
 
@@ -501,7 +588,7 @@ class Dataset(Tree):
         """
         return self._then(elementwise.Unique())
 
-    def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Dataset:
+    def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Dataset[T_co]:
         """Leave out elements whose computation raises an error. With `log_warning`, log a warning
         for each error.
 
@@ -511,6 +598,36 @@ class Dataset(Tree):
         return self._then(elementwise.IgnoreErrors(bool(log_warning)))
 
     # -- batches, shuffles and windows --
+
+    @overload
+    def batch(
+        self: Dataset[N],
+        batch_size: int,
+        drop_remainder: bool = False,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset[NDArray[N]]: ...
+
+    @overload
+    def batch(
+        self: Dataset[NDArray[N]],
+        batch_size: int,
+        drop_remainder: bool = False,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset[NDArray[N]]: ...
+
+    @overload
+    def batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset[Any]: ...
 
     def batch(
         self,
@@ -551,7 +668,7 @@ class Dataset(Tree):
 
     def rebatch(
         self, batch_size: Any, drop_remainder: bool = False, name: str | None = None
-    ) -> Dataset:
+    ) -> Dataset[T_co]:
         """Split batches, and stack the rows to batches of another size. If `batch_size` is a list,
         its sizes are used in turn. A batch of size 0 has no rows.
 
@@ -577,7 +694,7 @@ class Dataset(Tree):
         seed: int | None = None,
         reshuffle_each_iteration: bool | None = True,
         name: str | None = None,
-    ) -> Dataset:
+    ) -> Dataset[T_co]:
         """Shuffle elements through a buffer of `buffer_size` elements. The buffer yields a random
         element, which the next input element replaces. A size of -2 buffers all elements.
 
@@ -742,7 +859,7 @@ class Dataset(Tree):
         stride: int = 1,
         drop_remainder: bool = False,
         name: str | None = None,
-    ) -> Dataset:
+    ) -> Dataset[Dataset[T_co]]:
         """Return a dataset of windows, which are datasets of `size` elements. A window starts every
         `shift` elements (default: `size`).
 
@@ -801,7 +918,7 @@ class Dataset(Tree):
 
     # -- reading ahead and keeping elements --
 
-    def prefetch(self, buffer_size: int | None, name: str | None = None) -> Dataset:
+    def prefetch(self, buffer_size: int | None, name: str | None = None) -> Dataset[T_co]:
         """Let a thread read `buffer_size` elements ahead. With 0 no thread reads ahead. AUTOTUNE
         or None means 8 elements, or more if elements are computed quickly.
 
@@ -811,7 +928,7 @@ class Dataset(Tree):
         size = AUTOTUNE if buffer_size is None else background.Prefetch.checked(buffer_size)
         return self._then(background.Prefetch(size))
 
-    def cache(self, filename: str = "", name: str | None = None) -> Dataset:
+    def cache(self, filename: str = "", name: str | None = None) -> Dataset[T_co]:
         """Cache the elements of the first complete iteration in memory, or in a file whose name
         begins with `filename`.
 
@@ -831,7 +948,7 @@ class Dataset(Tree):
         reader_func: Callable[..., Any] | None = None,
         shard_func: Callable[..., Any] | None = None,
         name: str | None = None,
-    ) -> Dataset:
+    ) -> Dataset[T_co]:
         """Store the elements of a complete iteration on disk, in a folder below `path`. Later
         iterators read them from the folder.
 
@@ -861,13 +978,23 @@ class Dataset(Tree):
 
     # -- combining datasets --
 
-    def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
+    def repeat(self, count: int | None = None, name: str | None = None) -> Dataset[T_co]:
         """Repeat the dataset `count` times, or without end if `count` is None or negative.
 
         >>> print(*Dataset.range(2).repeat(3))
         0 1 0 1 0 1
         """
         return self._then(combining.Repeat(-1 if count is None else checked_int(count, "count")))
+
+    @overload
+    @staticmethod
+    def zip(
+        a: Dataset[A], b: Dataset[B], /, *, name: str | None = None
+    ) -> Dataset[tuple[A, B]]: ...
+
+    @overload
+    @staticmethod
+    def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset: ...
 
     @staticmethod
     def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
@@ -889,7 +1016,7 @@ class Dataset(Tree):
         form = nest.pack_sequence_as(datasets, [None] * len(leaves))
         return Dataset(combining.Zip(form), leaves)
 
-    def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
+    def concatenate(self, dataset: Dataset[T], name: str | None = None) -> Dataset[T_co | T]:
         """Append the elements of another dataset. Raises TypeError if the elements of the datasets
         differ in structure or dtype.
 
@@ -902,6 +1029,16 @@ class Dataset(Tree):
             common_spec(*specs)
         return self._then(combining.Concatenate(), dataset)
 
+    @overload
+    def flat_map(
+        self: Dataset[tuple[Any, ...]], map_func: Callable[..., Dataset[T]], name: str | None = None
+    ) -> Dataset[T]: ...
+
+    @overload
+    def flat_map(
+        self, map_func: Callable[[T_co], Dataset[T]], name: str | None = None
+    ) -> Dataset[T]: ...
+
     def flat_map(self, map_func: Callable[..., Any], name: str | None = None) -> Dataset:
         """Map each element to a dataset, and return a dataset of the elements of these datasets,
         one dataset after the other.
@@ -913,13 +1050,13 @@ class Dataset(Tree):
 
     def interleave(
         self,
-        map_func: Callable[..., Any],
+        map_func: Callable[..., Dataset[T]],
         cycle_length: int | None = None,
         block_length: int | None = None,
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
         name: str | None = None,
-    ) -> Dataset:
+    ) -> Dataset[T]:
         """Map each element to a dataset, have `cycle_length` of these datasets open, and yield
         `block_length` elements from each open dataset in turn.
 
@@ -956,11 +1093,11 @@ class Dataset(Tree):
 
     @staticmethod
     def choose_from_datasets(
-        datasets: Iterable[Any],
+        datasets: Iterable[Dataset[T]],
         choice_dataset: Dataset,
         stop_on_empty_dataset: bool = True,
         name: str | None = None,
-    ) -> Dataset:
+    ) -> Dataset[T]:
         """Take each element from the dataset whose index comes next in `choice_dataset`.
 
         >>> datasets = [Dataset.range(10, 13), Dataset.range(20, 23)]
@@ -986,13 +1123,13 @@ class Dataset(Tree):
 
     @staticmethod
     def sample_from_datasets(
-        datasets: Iterable[Any],
+        datasets: Iterable[Dataset[T]],
         weights: Any = None,
         seed: int | None = None,
         stop_on_empty_dataset: bool = False,
         rerandomize_each_iteration: bool | None = None,
         name: str | None = None,
-    ) -> Dataset:
+    ) -> Dataset[T]:
         """Take each element from a dataset that is drawn at random, in proportion to `weights`.
         Draws of datasets that have ended are skipped.
 
@@ -1073,8 +1210,10 @@ class Dataset(Tree):
         )
 
     def apply(
-        self, transformation_func: Callable[[Dataset], Dataset], name: str | None = None
-    ) -> Dataset:
+        self,
+        transformation_func: Callable[[Dataset[T_co]], Dataset[T]],
+        name: str | None = None,
+    ) -> Dataset[T]:
         """Return `transformation_func(self)`, for use in a chain of methods. Raises TypeError if
         the result is not a Dataset.
 
@@ -1151,7 +1290,7 @@ class Dataset(Tree):
             self, os.fspath(path), readers.checked_compression(compression), shard_func, checkpoints
         )
 
-    def get_single_element(self, name: str | None = None) -> Any:
+    def get_single_element(self, name: str | None = None) -> T_co:
         """Return the only element.
 
         >>> int(Dataset.range(5).batch(5).map(np.sum).get_single_element())
@@ -1161,6 +1300,7 @@ class Dataset(Tree):
           InvalidArgumentError: there is no element, or more than one.
         """
         with iter(self) as iterator:
+            x: T_co
             for x in iterator:
                 for _ in iterator:
                     raise invalid("Dataset had more than one element.")

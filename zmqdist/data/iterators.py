@@ -56,6 +56,7 @@ from zmqdist.errors import (
 )
 from zmqdist.limits import STATE_BYTES_MAX
 from zmqdist.random import iterator_entropy
+from zmqdist.type_variables import T_any
 
 STATE_VERSION = 2
 
@@ -689,7 +690,7 @@ class _IteratorCore:
             current.close()  # type: ignore[attr-defined]
 
 
-class DatasetIterator(chain[Any]):
+class DatasetIterator(chain[T_any]):
     """The elements of a dataset, in order: the result of `iter(dataset)`.
 
     If computing an element raises, the next call continues with the next element. A user's
@@ -705,7 +706,7 @@ class DatasetIterator(chain[Any]):
     _dataset: DatasetLike
     _names: list[str]
 
-    def __new__(cls, dataset: DatasetLike, context: Context) -> DatasetIterator:
+    def __new__(cls, dataset: DatasetLike, context: Context) -> DatasetIterator[T_any]:
         """Open a dataset, and return an iterator over its elements."""
         core = _IteratorCore(context.open(dataset))
         self: Any = cls.from_iterable(core.streams())

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import FORMAT_VERSION, Memory
@@ -28,11 +28,12 @@ from zmqdist.data.options import Options
 from zmqdist.data.structure import UNKNOWN_SPEC, NoElements, read_only
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
 from zmqdist.html_repr import HtmlRows, html_repr
+from zmqdist.type_variables import T_co
 
 T = TypeVar("T", bound="Tree")
 
 
-class Tree:
+class Tree(Generic[T_co]):
     """An operator with its inputs. This is the base class of `Dataset`, which is the class that
     users see.
 
@@ -60,10 +61,10 @@ class Tree:
 
     # -- iterating --
 
-    def __iter__(self) -> DatasetIterator:
+    def __iter__(self) -> DatasetIterator[T_co]:
         return DatasetIterator(self, Context(self.options()))
 
-    def as_numpy_iterator(self) -> Iterator[Any]:
+    def as_numpy_iterator(self) -> Iterator[T_co]:
         """Return an iterator over the elements, whose arrays are read-only.
 
         >>> [array.flags.writeable for array in Dataset.range(4).batch(2).as_numpy_iterator()]

@@ -151,12 +151,12 @@ class Variable(ArrayLike):
         shape: Any = None,
         *,
         per_worker_variable: bool = False,
-    ) -> Any:
+    ) -> Variable:
         if not validate_shape:
             raise ValueError("validate_shape=False: the shape of a variable never changes")
         if variable_def is not None:
             raise ValueError("variable_def describes a variable of a graph: pass initial_value")
-        return _create(
+        variable: Variable = _create(
             initial_value=initial_value,
             trainable=trainable,
             name=name,
@@ -167,6 +167,7 @@ class Variable(ArrayLike):
             synchronization=synchronization,
             per_worker_variable=per_worker_variable,
         )
+        return variable
 
     def is_same(self, other: object) -> bool:
         """Return whether `other` is a handle of this variable. Unlike this method, `==` compares

@@ -41,20 +41,47 @@ if TYPE_CHECKING:
     D = TypeVar("D")
     K = TypeVar("K")
 
-    Later: TypeAlias = (
-        RemoteValue[A]
-        | PerSlot[A]
-        | PerWorkerValues
+    Later: TypeAlias = RemoteValue[A] | PerSlot[A]
+    """An argument that is an A only on the worker."""
+    Several: TypeAlias = (
+        PerWorkerValues
         | Sequence[RemoteValue[Any]]
         | AbstractSet[RemoteValue[Any]]
         | Mapping[Any, RemoteValue[Any]]
     )
-    """An argument that is an A only on the worker."""
-    Given: TypeAlias = A | Later[A]
+    Given: TypeAlias = A | Later[A] | Several
     Items: TypeAlias = Iterable[A | RemoteValue[A]]
     Async: TypeAlias = Coroutine[Any, Any, T]
 
     class Submit(Protocol):
+        @overload
+        def __call__(
+            self,
+            fn: Callable[Concatenate[Any, P], Async[T]],
+            a: Several,
+            /,
+            *args: P.args,
+            **kwargs: P.kwargs,
+        ) -> RemoteValue[T]: ...
+        @overload
+        def __call__(
+            self,
+            fn: Callable[Concatenate[Any, P], T],
+            a: Several,
+            /,
+            *args: P.args,
+            **kwargs: P.kwargs,
+        ) -> RemoteValue[T]: ...
+        @overload
+        def __call__(
+            self,
+            fn: Callable[Concatenate[A, Any, P], T],
+            a: Given[A],
+            b: Several,
+            /,
+            *args: P.args,
+            **kwargs: P.kwargs,
+        ) -> RemoteValue[T]: ...
         @overload
         def __call__(
             self,
@@ -210,15 +237,6 @@ if TYPE_CHECKING:
     class Imap(Protocol):
         @overload
         def __call__(
-            self,
-            fn: Callable[[A], Async[T]],
-            items: Iterable[RemoteValue[A]],
-            /,
-            *,
-            ahead: int = ...,
-        ) -> OrderedResults[T]: ...
-        @overload
-        def __call__(
             self, fn: Callable[[A], Async[T]], items: Iterable[A], /, *, ahead: int = ...
         ) -> OrderedResults[T]: ...
         @overload
@@ -306,13 +324,6 @@ if TYPE_CHECKING:
         def __call__(
             self, values: tuple[RemoteValue[A], RemoteValue[B]], *, timeout: float | None = None
         ) -> tuple[A, B]: ...
-        @overload
-        def __call__(
-            self,
-            values: tuple[RemoteValue[A], RemoteValue[B], RemoteValue[C]],
-            *,
-            timeout: float | None = None,
-        ) -> tuple[A, B, C]: ...
         @overload
         def __call__(
             self, values: tuple[RemoteValue[T], ...], *, timeout: float | None = None
