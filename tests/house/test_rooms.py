@@ -12,7 +12,7 @@ COORDINATOR = ROOT / "zmqdist/scheduling/coordinator"
 CODE_LINES_MAX = 61_200
 """The bound of the code lines of zmqdist/ and cli/. A change that must exceed it raises it by the
 lines that it was allowed."""
-COORDINATOR_LINES_MAX = 5_800
+COORDINATOR_LINES_MAX = 5_850
 """The bound of the code lines of the coordinator's folder."""
 TABLES = {
     "affinity.WorkerAffinity._pinned",

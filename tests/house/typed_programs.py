@@ -86,6 +86,7 @@ def use(
     reveal_type(submit(sorted, [3, 1], reverse=True))  # RemoteValue[list[int]]
     reveal_type(submit(max, [2.5, 1.0]))  # RemoteValue[float]
     reveal_type(submit(int, "7", base=8))  # RemoteValue[int]
+    reveal_type(submit(np.full, (2, 3), 0.5).result().shape)  # tuple[int, int]
     reveal_type(submit(np.ones, 3))  # RemoteValue[ndarray[tuple[int], dtype[float64]]]
     submit(square, "x")  # error
     submit(square)  # error
@@ -136,6 +137,9 @@ def use(
     urgent = coordinator.options(priority=1, retries=2)
     reveal_type(urgent.submit(load, i))  # RemoteValue[str]
     urgent.submit(square, "x")  # error
+    first, second = coordinator.options(num_returns=2).submit(divmod, 7, 2)
+    reveal_type(second)  # RemoteValue[Any]
+    reveal_type(urgent.options(num_returns=None, name="x").submit(square, 3))  # RemoteValue[int]
     coordinator.options(retry=1)  # error
     coordinator.options(name=5)  # error
     # schedule, results
@@ -184,6 +188,7 @@ def use(
     reveal_type(coordinator.gather((i, s)))  # tuple[int, str]
     reveal_type(coordinator.gather({"a": i}))  # dict[str, int]
     reveal_type(coordinator.gather([several]))  # Any
+    print(sum(coordinator.gather([submit(square, 1), submit(square, 2)])))
     reveal_type(coordinator.fetch(several))  # list[int]
     reveal_type(coordinator.wait(several, count=1))  # tuple[list[RemoteValue[int]], list[RemoteValue[int]]]
     for ended in coordinator.as_completed(several):
@@ -360,6 +365,7 @@ dataset.shuffel(3)  # error
 def use(untyped: Dataset, coordinator: zd.ClusterCoordinator) -> None:
     reveal_type(untyped.map(row))  # Dataset[Any]
     reveal_type(untyped.filter(is_even).take(3))  # Dataset[Any]
+    reveal_type(untyped.batch(3))  # Dataset[Any]
     for element in untyped:
         reveal_type(element)  # Any
     read = coordinator.create_per_worker_dataset(dataset)

@@ -601,6 +601,16 @@ class Dataset(Tree[T_co]):
 
     @overload
     def batch(
+        self: Dataset[tuple[Any, ...] | Mapping[str, Any] | str | bytes],
+        batch_size: int,
+        drop_remainder: bool = False,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset[Any]: ...
+
+    @overload
+    def batch(
         self: Dataset[N],
         batch_size: int,
         drop_remainder: bool = False,
@@ -618,16 +628,6 @@ class Dataset(Tree[T_co]):
         deterministic: bool | None = None,
         name: str | None = None,
     ) -> Dataset[NDArray[N]]: ...
-
-    @overload
-    def batch(
-        self,
-        batch_size: int,
-        drop_remainder: bool = False,
-        num_parallel_calls: int | None = None,
-        deterministic: bool | None = None,
-        name: str | None = None,
-    ) -> Dataset[Any]: ...
 
     def batch(
         self,

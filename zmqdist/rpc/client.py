@@ -877,7 +877,7 @@ def _methods_of(interface: Any) -> set[str]:
     declared = (
         {*vars(cls), *inspect.get_annotations(cls)}
         for cls in interface.__mro__
-        if cls.__module__ not in ("builtins", "typing", __name__)
+        if cls not in (object, Generic, Protocol, Interface)
     )
     return {
         name

@@ -27,7 +27,7 @@ from collections.abc import (
 )
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 from zmqdist import clock as time
 from zmqdist import errors, limits, nest
@@ -89,6 +89,8 @@ from zmqdist.wire import trusted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from zmqdist.scheduling.coordinator.submitter import OneResult, Parts
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -218,7 +220,13 @@ class ClusterCoordinator:
         """
         return self._schedule(fn, args, kwargs, False, PLAIN, NO_OPTIONS)
 
-    def options(self, **options: Unpack[TaskOptions]) -> Submitter:
+    @overload
+    def options(self, *, num_returns: None = None, **options: Unpack[OneResult]) -> Submitter: ...
+
+    @overload
+    def options(self, *, num_returns: int, **options: Unpack[OneResult]) -> Parts: ...
+
+    def options(self, **options: Any) -> Any:
         """Return an object whose `submit`, `map` and `run` schedule functions with these options,
         for as often as you like.
 
@@ -238,7 +246,7 @@ class ClusterCoordinator:
           TypeError: there is no such option, or its value has a wrong type.
           ValueError: a value is out of range.
         """
-        return Submitter(self, options)
+        return Submitter(self, cast(TaskOptions, options))
 
     @as_schedule
     def schedule(

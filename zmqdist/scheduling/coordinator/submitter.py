@@ -10,7 +10,17 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypedDict, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    ParamSpec,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    cast,
+    overload,
+)
 
 from zmqdist import errors
 from zmqdist.clock import deadline, left
@@ -55,8 +65,8 @@ NEWS_S: Final = 1.0
 """Seconds to wait for the dispatcher's news, of a worker that may have left by then."""
 
 
-class TaskOptions(TypedDict, total=False):
-    """The options of a function, as `ClusterCoordinator.options` describes them."""
+class OneResult(TypedDict, total=False):
+    """The options of a function whose result is one RemoteValue."""
 
     name: str | None
     worker: int | str | None
@@ -66,7 +76,6 @@ class TaskOptions(TypedDict, total=False):
     keep: bool
     lineage: bool
     resources: Mapping[str, float] | None
-    num_returns: int | None
     lifetime: str | None
     restarts: int
     concurrency: int | None
@@ -75,12 +84,32 @@ class TaskOptions(TypedDict, total=False):
     supervisor: Callable[[MemberDeath], object] | None
 
 
+class TaskOptions(OneResult, total=False):
+    """The options of a function, as `ClusterCoordinator.options` describes them."""
+
+    num_returns: int | None
+
+
 OF_ACTORS: Final = frozenset({"lifetime", "restarts", "concurrency"})
 """The options that only actors have."""
 OF_GROUPS: Final = frozenset({"on_death", "restarts_within_s", "supervisor"})
 """The options that only groups of actors have."""
 OF_BOTH: Final = frozenset({"name", "worker", "resources"})
 """The options of functions that actors have, too."""
+
+
+if TYPE_CHECKING:
+
+    class Parts(Protocol):
+        """What type checkers know of a Submitter with the option `num_returns`."""
+
+        def submit(
+            self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+        ) -> tuple[RemoteValue, ...]: ...
+
+        def map(
+            self, fn: Callable[..., Any], /, *iterables: Iterable[Any]
+        ) -> list[tuple[RemoteValue, ...]]: ...
 
 
 class FunctionSnapshot:
@@ -219,13 +248,19 @@ class Submitter:
     def __repr__(self) -> str:
         return f"<{', '.join(f'{option}={value!r}' for option, value in self._settings.items())} of {self._coordinator!r}>"
 
-    def options(self, **options: Unpack[TaskOptions]) -> Submitter:
+    @overload
+    def options(self, *, num_returns: None = None, **options: Unpack[OneResult]) -> Submitter: ...
+
+    @overload
+    def options(self, *, num_returns: int, **options: Unpack[OneResult]) -> Parts: ...
+
+    def options(self, **options: Any) -> Any:
         """Return a Submitter with these options and, where they are missing, those of this one.
 
         >>> coordinator.options(priority=1).options(name="first")
         <priority=1, name='first' of <ClusterCoordinator of zmq://...>>
         """
-        return Submitter(self._coordinator, {**self._settings, **options})
+        return Submitter(self._coordinator, cast(TaskOptions, {**self._settings, **options}))
 
     @as_submit
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> RemoteValue[Any]:
