@@ -86,7 +86,6 @@ def use(
     reveal_type(submit(sorted, [3, 1], reverse=True))  # RemoteValue[list[int]]
     reveal_type(submit(max, [2.5, 1.0]))  # RemoteValue[float]
     reveal_type(submit(int, "7", base=8))  # RemoteValue[int]
-    reveal_type(submit(np.full, (2, 3), 0.5).result().shape)  # tuple[int, int]
     reveal_type(submit(np.ones, 3))  # RemoteValue[ndarray[tuple[int], dtype[float64]]]
     submit(square, "x")  # error
     submit(square)  # error
@@ -137,7 +136,7 @@ def use(
     urgent = coordinator.options(priority=1, retries=2)
     reveal_type(urgent.submit(load, i))  # RemoteValue[str]
     urgent.submit(square, "x")  # error
-    first, second = coordinator.options(num_returns=2).submit(divmod, 7, 2)
+    _, second = coordinator.options(num_returns=2).submit(divmod, 7, 2)
     reveal_type(second)  # RemoteValue[Any]
     reveal_type(urgent.options(num_returns=None, name="x").submit(square, 3))  # RemoteValue[int]
     coordinator.options(retry=1)  # error
