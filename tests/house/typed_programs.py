@@ -11,7 +11,15 @@ from pathlib import Path
 
 from tests.house.test_pages import ROOT, blocks
 
-STRICT_PAGES = ("README.md", "docs/executor.md")
+STRICT_PAGES = (
+    "README.md",
+    *(
+        f"docs/{name}.md"
+        for name in ("actors", "coordinator", "datasets", "executor", "rpc", "task_options")
+    ),
+    "docs/tasks.md",
+    "docs/types.md",
+)
 
 TASKS = """
 from __future__ import annotations
@@ -472,5 +480,5 @@ def strict_programs() -> dict[str, str]:
     programs = {}
     for page in STRICT_PAGES:
         text = "\n".join(blocks((ROOT / page).read_text(), "python"))
-        programs[Path(page).stem.lower() + ".py"] = text
+        programs[f"page_{Path(page).stem.lower()}.py"] = text
     return programs

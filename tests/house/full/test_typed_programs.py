@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from tests.house.full.test_types_of_programs import checked_by_mypy
-from tests.house.typed_programs import PROGRAMS, unexpected
+from tests.house.typed_programs import PROGRAMS, strict_programs, unexpected
 
 
 @pytest.fixture(scope="module")
@@ -29,3 +30,9 @@ def test_mypy_says_what_comments_say(output: str, name: str) -> None:
             lines.setdefault(int(number), []).append(revealed[1])
     wrong = unexpected(PROGRAMS[name], 0, lines)
     assert not wrong, wrong
+
+
+@pytest.mark.timeout(180)
+def test_mypy_accepts_page_blocks_in_strict_mode(tmp_path: Path) -> None:
+    text = checked_by_mypy(tmp_path, strict_programs())
+    assert not text, text
