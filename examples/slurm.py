@@ -7,6 +7,7 @@ The program does not say where its workers are: the cluster of the job is in its
 """
 
 import socket
+from functools import partial
 
 import numpy as np
 
@@ -37,10 +38,7 @@ def main():
         hosts = coordinator.run(socket.gethostname)
         print(f"{len(hosts)} workers on {len(set(hosts.values()))} hosts")
         shares = np.arange(0.54, 0.66, 0.02)
-        results = {
-            share: coordinator.map(lambda seed, p=share: flows(p, seed), range(GRIDS))
-            for share in shares
-        }
+        results = {share: coordinator.map(partial(flows, share), range(GRIDS)) for share in shares}
         for share, values in results.items():
             mean = np.mean(coordinator.gather(values))
             print(f"open {share:.2f}: {mean:4.0%} {'#' * round(40 * mean)}", flush=True)
