@@ -3,6 +3,7 @@ other memory."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -122,7 +123,7 @@ def test_shapes_and_float32_are_kept(shape: tuple[int, ...], optimizer: Optimize
 @pytest.mark.parametrize("optimizer", ALL, ids=repr)
 def test_optimizer_survives_wire(optimizer: Optimizer) -> None:
     rule = Optimizer.from_wire(*optimizer.to_wire())
-    assert vars(rule) == vars(optimizer)
+    assert dataclasses.asdict(rule) == dataclasses.asdict(optimizer)
     assert type(rule) is type(optimizer).__bases__[0]
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -90,6 +91,10 @@ class UpdateRule:
         >>> zd.optimizers.SGD(0.5).to_wire()
         ('SGD', {'learning_rate': 0.5})
         """
+        return self._wire
+
+    @cached_property
+    def _wire(self) -> tuple[str, dict[str, Any]]:
         classes = type(self), type(self).__bases__[0]
         name = next((name for name, kind in KINDS.items() if kind in classes), None)
         if name is None:

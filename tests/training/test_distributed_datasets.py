@@ -122,6 +122,23 @@ def test_element_spec_is_that_of_the_dataset(replicated: zd.ParameterServerStrat
     )
 
 
+def test_components_of_none_are_none_for_each_replica(
+    replicated: zd.ParameterServerStrategy,
+) -> None:
+    def elements() -> Any:
+        pairs = Dataset.range(3).map(lambda x: (x, None)).batch(2)
+        batches = replicated.experimental_distribute_dataset(pairs)
+        parts = replicated.distribute_datasets_from_function(lambda _: pairs)
+        step = lambda batch: replicated.run(lambda x, y: y is None, args=batch)
+        return [
+            replicated.experimental_local_results(step(batch))
+            for source in (batches, parts)
+            for batch in source
+        ]
+
+    assert all(map(all, _on_worker(replicated, elements)))
+
+
 def test_global_batch_size_must_divide() -> None:
     context = InputContext(num_replicas_in_sync=2)
     assert context.get_per_replica_batch_size(8) == 4

@@ -123,7 +123,9 @@ class DistributedDataset(_Distributed):
         for element in dataset:
             yield nest.map_structure(self._split, element)
 
-    def _split(self, leaf: Any) -> PerReplica:
+    def _split(self, leaf: Any) -> PerReplica | None:
+        if leaf is None:
+            return None
         array = np.asarray(leaf)
         if array.ndim == 0:
             raise ValueError("a scalar cannot be split between replicas: batch the dataset")
@@ -150,7 +152,9 @@ class DistributedDatasetsFromFunction(_Distributed):
             yield nest.map_structure(lambda *leaves: PerReplica(leaves), *elements)
 
 
-def _no_rows(leaf: Any) -> np.ndarray[Any, Any]:
+def _no_rows(leaf: Any) -> np.ndarray[Any, Any] | None:
+    if leaf is None:
+        return None
     array = np.asarray(leaf)
     return array[:0] if array.ndim else np.zeros_like(array)
 

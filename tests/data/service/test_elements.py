@@ -101,6 +101,15 @@ EDGES: list[list[Any]] = [
 ]  # fmt: skip
 
 
+def test_components_of_none_travel_beside_values() -> None:
+    elements = [(np.int64(n), None, {"a": None}) for n in range(3)]
+    assert travel(elements) == elements
+    spec = (TensorSpec((), np.int64), None, {"a": None})
+    check_spec(elements, spec)
+    with pytest.raises(InvalidArgumentError, match=r"element\[1\]: expected None, given int64"):
+        check_spec([(np.int64(1), np.int64(1), {"a": None})], spec)
+
+
 def test_edge_batch_keeps_types() -> None:
     for elements in EDGES:
         assert same(elements, travel(elements)), str(elements)[:200]
@@ -114,7 +123,7 @@ def test_namedtuple_keeps_name_and_fields() -> None:
 
 def test_python_values_become_leaves_or_are_refused() -> None:
     assert same(travel([[1, 2], (3.0,), "a"]), [np.array([1, 2]), (np.float64(3),), "a"])
-    for wrong in (None, object(), np.array([None]), {"a": (None,)}):
+    for wrong in (None, object(), np.array([None]), {"a": ([None],)}):
         with pytest.raises(InvalidArgumentError):
             pack([wrong])
 
@@ -185,7 +194,7 @@ MALFORMED: list[Any] = [
     [SCALARS], [ROWS], [SCALARS, 1], [SCALARS, [1]], [SCALARS, np.zeros(2), 1], [SCALARS, np.zeros((2, 2))],
     [SCALARS, np.array(1)], [SCALARS, np.array(["a"])], [SCALARS, np.zeros(2, ">i8")], [SCALARS, np.zeros(2, "V3")],
     [ROWS, np.array(1)], [ROWS, np.zeros((2**30, 0))], [ROWS, np.zeros(2**30, "V0")], [ROWS, np.zeros(2), 1],
-    [EACH, None], [EACH, 1], [EACH, 1.0], [EACH, True], [EACH, [1]], [EACH, (1,)], [EACH, {"a": None}], [EACH, TensorSpec((), "i4")],
+    [EACH, None], [EACH, 1], [EACH, 1.0], [EACH, True], [EACH, [1]], [EACH, (1,)], [EACH, {"a": 1}], [EACH, TensorSpec((), "i4")],
     ([SCALARS, np.zeros(2)], [SCALARS, np.zeros(3)]), {"a": EMPTY, "b": [EACH, "x"]}, (EMPTY, None), (EMPTY, ()), Point(EMPTY, 1),
     TensorSpec((), "i4"), np.zeros(3),
 ]  # fmt: skip

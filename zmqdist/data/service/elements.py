@@ -67,6 +67,7 @@ _ROW_AXES_MAX: Final = 32
 """An array with so many axes is sent by itself, because NumPy 1 has no array with one more."""
 
 _SCALAR_TYPES: Final = LEAVES - {np.ndarray, str, bytes}
+_NONE: Final = type(None)
 _TIMES: Final = frozenset({np.datetime64, np.timedelta64})
 
 _dtype_of = attrgetter("dtype")
@@ -84,6 +85,8 @@ def pack(elements: Sequence[Any]) -> Any:
       UnimplementedError: a leaf is a dataset.
       InvalidArgumentError: a leaf has a type that elements may not hold.
     """
+    if _NONE in set(map(type, elements)):
+        element(None)  # raises: None may only be a component
     return _column(elements) if elements else [EACH]
 
 
@@ -200,7 +203,10 @@ def unpack(value: Any, peer: str) -> list[Any]:
       WireError: `value` is not a value that `pack` returns.
     """
     try:
-        return _entries(value)
+        entries = _entries(value)
+        if _NONE in set(map(type, entries)):
+            _malformed("None where an element belongs")
+        return entries
     except _Malformed as error:
         raise WireError(peer, f"not elements of a pipeline: {error}") from None
     except RecursionError:
@@ -363,7 +369,7 @@ def _all_alike(items: Sequence[Any]) -> bool:
         return list(map(len, items)).count(len(first)) == len(items) and all(
             map(_all_alike, zip(*items, strict=True))
         )
-    return (cls in _SCALAR_TYPES and cls not in _TIMES) or cls is str or cls is bytes
+    return (cls in _SCALAR_TYPES and cls not in _TIMES) or cls in (str, bytes, _NONE)
 
 
 def _check(value: Any, spec: Any, path: str) -> None:
@@ -388,6 +394,8 @@ def _check(value: Any, spec: Any, path: str) -> None:
             raise invalid(f"{path}: expected a {_description(spec)}, given {_description(value)}")
         for index, part in enumerate(spec):
             _check(value[index], part, f"{path}.{fields[index]}" if fields else f"{path}[{index}]")
+    elif spec is None and value is not None:
+        raise invalid(f"{path}: expected None, given {_description(value)}")
     elif isinstance(spec, DatasetSpec) and not is_dataset(value):
         raise invalid(f"{path}: expected a dataset, given {_description(value)}")
 
