@@ -58,7 +58,7 @@ def top(
     TARGET; q or Ctrl-C ends the command.
 
     \b
-    1 to 8, v   views             /        filter
+    1 to 9, v   views             /        filter
     s, r        sort, reverse     Enter    a whole row, with its traceback
 
     The command continues when the dispatcher is restarted. If the output is not a terminal, or

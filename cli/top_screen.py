@@ -23,6 +23,9 @@ from zmqdist.limits import FAILURES_SHOWN_MAX
 from zmqdist.observe import status
 from zmqdist.observe.views import VIEWS, Facts, Recent, details, plain
 
+KEYS: Final = "1234567890-"
+"""The keys of the views."""
+
 SUSPENDED: Final = "trying again; press q to end this command"
 
 
@@ -66,7 +69,7 @@ class TopScreen(App[None]):
         Binding("slash", "filter", "filter"),
         Binding("escape", "unfilter", show=False),
         Binding("u", "ask", show=False),
-        *(Binding(str(key), f"show({key - 1})", show=False) for key in range(1, len(VIEWS) + 1)),
+        *(Binding(key, f"show({at})", show=False) for at, key in enumerate(KEYS[: len(VIEWS)])),
     ]
 
     def __init__(self, call: Callable[..., Any], interval_s: float) -> None:
@@ -129,7 +132,7 @@ class TopScreen(App[None]):
             table.add_column(Text(title), width=len(title))
         names = Text(" ").join(
             Text(f"{key} {other.name}", style="reverse" if other is view else "dim")
-            for key, other in enumerate(VIEWS, 1)
+            for key, other in zip(KEYS, VIEWS, strict=False)
         )
         self.query_one("#views", Static).update(names)
         self._draw()

@@ -561,12 +561,28 @@ class Leave(Message, tag=47):
     grace_s: _Seconds
 
 
+class TaskEvent(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A run that has ended: the lease of a function, or the call (coordinator, work, attempt) of an
+    actor's method; `ago_s` and `took_s` say when it ended and how long it ran.
+    """
+
+    lease: int
+    slot: int
+    ago_s: _Figure
+    took_s: _Figure
+    kind: int
+    method: str = ""
+    coordinator: int = 0
+    work: int = 0
+    attempt: int = 0
+
+
 class Done(Message, tag=48):
     """Leases that have ended, and leases that have started since the last message.
 
     `busy_us` is the microseconds for which the worker has had work since its last message.
     `trip_us` is the round-trip time between worker and dispatcher, and 0 means that it is not
-    known.
+    known. `runs` are runs of these leases, and of later ones, for a watcher (Observe).
     """
 
     SENT = "worker -> dispatcher"
@@ -574,6 +590,7 @@ class Done(Message, tag=48):
     started: list[int]
     busy_us: Annotated[int, msgspec.Meta(ge=0)] = 0
     trip_us: Annotated[int, msgspec.Meta(ge=0)] = 0
+    runs: list[TaskEvent] = []
 
 
 class LeasesReturned(Message, tag=49):
@@ -694,27 +711,12 @@ class WorkerFigures(msgspec.Struct, array_like=True, frozen=True, gc=False):
     bytes_out: _Count = 0
 
 
-class TaskEvent(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A run that has ended: the lease of a function, or the call (coordinator, work, attempt) of an
-    actor's method; `ago_s` and `took_s` say when it ended and how long it ran.
-    """
-
-    lease: int
-    slot: int
-    ago_s: _Figure
-    took_s: _Figure
-    kind: int
-    method: str = ""
-    coordinator: int = 0
-    work: int = 0
-    attempt: int = 0
-
-
 class WorkerFacts(Message, tag=52):
     """What the worker knows about its slots, functions and actors, at most once a second and only
     after a change; a failure is reported at once, with no `figures`.
 
-    `events` are sent while a watcher asks for them (Observe); `events_dropped` were left out.
+    `events` are calls of actors, sent while a watcher asks for them (Observe); `events_dropped` of
+    all runs were left out.
     """
 
     SENT = "worker -> dispatcher"

@@ -107,6 +107,8 @@ JOBS: Final = (
     MetricRow("data_bytes_per_second", "Bytes that the job makes.", "bytes_per_s"),
     MetricRow("data_buffered_elements", "Elements that wait for readers.", "buffered"),
     MetricRow("data_buffer_room_elements", "Elements that may wait for readers.", "room"),
+    MetricRow("data_readers_wait_ratio", "Share of time that readers wait.", "readers_wait"),
+    MetricRow("data_workers_wait_ratio", "Share of time that workers wait.", "workers_wait"),
     MetricRow("data_readers", "Readers of the job.", "clients"),
     MetricRow("data_tasks", "Tasks of the job that run.", "tasks"),
 )
@@ -114,7 +116,13 @@ VARIABLES: Final = (
     MetricRow("variables", "Variables of the server.", "one"),
     MetricRow("variable_bytes", "Bytes of its variables.", "bytes"),
     MetricRow("variable_updates_total", "Updates of its variables.", "updates"),
+    MetricRow("variable_updates_per_second", "Updates a second.", "updates_per_s"),
     MetricRow("variable_wait_seconds_total", "Time that updates have waited.", "waits_s"),
+)
+
+METHODS: Final = (
+    MetricRow("rpc_failed_total", "Calls of RPC methods that have failed.", "failed"),
+    MetricRow("rpc_in_flight", "Calls that wait or run.", "in_flight"),
 )
 
 
@@ -192,8 +200,7 @@ class ClusterCollector:
     def _methods(self, rows: Iterable[Facts]) -> Iterator[Metric]:
         names = {"process": "process", "method": "method"}
         labelled = list(self._labelled(rows, **names))
-        figure = MetricRow("rpc_failed_total", "Calls of RPC methods that have failed.", "failed")
-        yield from self._families((figure,), tuple(names), labelled)
+        yield from self._families(METHODS, tuple(names), labelled)
         yield _summary("rpc_duration_seconds", "Calls of RPC methods.", tuple(names), labelled)
 
     def _families(

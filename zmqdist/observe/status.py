@@ -30,6 +30,9 @@ ROWS_SHOWN_MAX: Final = 20
 LOSSES_SHOWN_MAX: Final = 10
 """The most lost workers that a table shows. The headline has the number of all lost workers."""
 
+STALLS: Final = {"producer": "workers wait", "consumer": "readers wait", "": ""}
+"""What is shown of `waits` of a data job."""
+
 Status = Mapping[str, Any]
 Row = tuple[str, ...]
 
@@ -119,7 +122,7 @@ def size(status: Status) -> list[str]:
 def tables(status: Status) -> list[Table]:
     """Return those tables of a record that have rows: workers, what their slots run, functions, why
     work waits, resources, coordinators, actors, waiting requests for resources, jobs of the data
-    service, failures, lost slots and lost workers."""
+    service, variables, RPC methods, failures, lost slots and lost workers."""
     candidates = (
         workers(status),
         slots(status),
@@ -130,6 +133,8 @@ def tables(status: Status) -> list[Table]:
         actors(status),
         demands(status),
         jobs(status),
+        variables(status),
+        methods(status),
         failures(status),
         slot_losses(status),
         losses(status),
@@ -171,6 +176,7 @@ def jobs(status: Status) -> Table:
             ">elements/s",
             ">MB/s",
             ">buffered",
+            "who waits",
             ">left",
         ),
         tuple(
@@ -183,6 +189,7 @@ def jobs(status: Status) -> Table:
                 f"{row['elements_per_s']:,.0f}",
                 f"{row['bytes_per_s'] / 1e6:,.1f}",
                 f"{row['buffered'] / row['room']:.0%}" if row["room"] else "",
+                STALLS[row["waits"]],
                 ", ".join(
                     "endless" if left is None else f"{left:,}" for left in row["positions_left"]
                 ),
@@ -416,6 +423,48 @@ def actors(status: Status) -> Table:
                 printable(row["reason"]),
             )
             for row in rows
+        ),
+    )
+
+
+def variables(status: Status) -> Table:
+    """Return a table with a row for each variable of parameter servers, the largest first. `waited`
+    is the time that updates have waited for each other."""
+    rows = status.get("variables", ())
+    return Table(
+        f"variables ({_shown(rows)})",
+        ("name", "server", ">size", ">updates", ">per s", ">waited", "shape", "dtype"),
+        tuple(
+            (
+                printable(row["name"]),
+                printable(row["server"]),
+                size_of(row["bytes"]),
+                f"{row['updates']:,}",
+                f"{row['updates_per_s']:,.0f}",
+                duration(row["waits_s"]),
+                printable(str(row["shape"])),
+                printable(row["dtype"]),
+            )
+            for row in rows[:ROWS_SHOWN_MAX]
+        ),
+    )
+
+
+def methods(status: Status) -> Table:
+    """Return a table with a row for each RPC method of programs and tasks that was called, the most
+    time first."""
+    rows = [row for row in status.get("rpc", ()) if not row["method"].startswith("zmqdist.")]
+    return Table(
+        f"RPC methods ({_shown(rows)})",
+        ("method", "process", ">calls", ">failed", ">now", ">mean", ">p50", ">p99"),
+        tuple(
+            (
+                printable(row["method"]),
+                printable(row["process"]),
+                *(f"{row[name]:,}" for name in ("count", "failed", "in_flight")),
+                *(time_of(row[name]) for name in ("mean_s", "p50_s", "p99_s")),
+            )
+            for row in rows[:ROWS_SHOWN_MAX]
         ),
     )
 

@@ -9,7 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from zmqdist.errors import describe_exit
-from zmqdist.observe.status import WHY_CHARS_MAX, duration, printable, size_of, time_of
+from zmqdist.observe.status import (
+    STALLS,
+    WHY_CHARS_MAX,
+    duration,
+    printable,
+    size_of,
+    time_of,
+)
 from zmqdist.observe.wait_reasons import sentence
 
 Facts = Mapping[str, Any]
@@ -101,6 +108,10 @@ def _size(value: Any) -> str:
 
 def _took(value: Any) -> str:
     return time_of(value) if value else ""
+
+
+def _share(value: Any) -> str:
+    return f"{value or 0:.0%}"
 
 
 def _end(exit_code: int | None) -> str:
@@ -256,6 +267,51 @@ VIEWS: Final = (
             Column(">held", "held", _count),
             Column(">submitted", "submitted", _count),
             Column(">finished", "finished", _count),
+        ),
+    ),
+    View(
+        "data",
+        lambda facts: (facts["data"] or {}).get("jobs", ()),
+        (
+            Column("job", "job", _text),
+            Column(">per s", "elements_per_s", _count),
+            Column(">bytes/s", "bytes_per_s", _size),
+            Column(">buffered", "buffered", _count),
+            Column(">room", "room", _count),
+            Column("who waits", lambda row: STALLS[row["waits"]], _text),
+            Column(">readers wait", "readers_wait", _share),
+            Column(">workers wait", "workers_wait", _share),
+            Column(">readers", "clients", _count),
+            Column(">tasks", "tasks", _count),
+        ),
+    ),
+    View(
+        "variables",
+        lambda facts: facts["variables"],
+        (
+            Column("name", "name", _text),
+            Column("server", "server", _text),
+            Column(">size", "bytes", _size),
+            Column(">updates", "updates", _count),
+            Column(">per s", "updates_per_s", _count),
+            Column(">waited", "waits_s", _age),
+            Column("shape", "shape", _text),
+            Column("dtype", "dtype", _text),
+        ),
+    ),
+    View(
+        "rpc",
+        lambda facts: facts["rpc"],
+        (
+            Column("method", "method", _text),
+            Column("process", "process", _text),
+            Column(">calls", "count", _count),
+            Column(">failed", "failed", _count),
+            Column(">now", "in_flight", _count),
+            Column(">mean", "mean_s", _took),
+            Column(">p50", "p50_s", _took),
+            Column(">p99", "p99_s", _took),
+            Column(">max", "max_s", _took),
         ),
     ),
 )

@@ -32,15 +32,15 @@ class PsFacts:
     def newest(self) -> list[ServerFacts]:
         """Return the last figures of each server that answers, and ask again."""
         calls = self._calls
-        asked = {}
+        open_calls = {}
         for ps in self._clients():
             call = calls.get(ps.address)
             if call is not None and call.done():
                 self._take(ps.address, call)
                 call = None
-            asked[ps.address] = call or ps.facts(time.monotonic() + ANSWER_S)
-        self._calls = asked
-        return [facts for address, facts in self._facts.items() if address in asked]
+            open_calls[ps.address] = call or ps.facts(time.monotonic() + ANSWER_S)
+        self._calls = open_calls
+        return [facts for address, facts in self._facts.items() if address in open_calls]
 
     def _take(self, address: str, call: StatusOrResult) -> None:
         self._facts.pop(address, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -102,3 +103,55 @@ def test_working_worker_has_figures_of_tasks(
     assert told["dataset"] == "1000"
     assert told["room"] >= 2
     iterator.close()
+
+
+def slow(element: Any) -> Any:
+    threading.Event().wait(0.05)
+    return element
+
+
+READS = [{"delivery": "exactly_once"}, {"num_consumers": 1}, {}]
+
+
+@pytest.mark.parametrize("options", READS, ids=repr)
+def test_workers_wait_for_a_reader_that_takes_nothing(
+    cluster: TestCluster, options: dict[str, Any]
+) -> None:
+    iterator = iter(cluster.distribute(source(options), **sharding(options)))
+    next(iterator)
+    row = until(lambda: (row := job(cluster))["waits"] and row)
+    assert (row["waits"], row["workers_wait"] > row["readers_wait"]) == ("producer", True)
+    assert 0.2 <= row["workers_wait"] <= 1
+    iterator.close()
+
+
+@pytest.mark.parametrize("options", READS, ids=repr)
+def test_reader_waits_for_slow_workers(cluster: TestCluster, options: dict[str, Any]) -> None:
+    iterator = iter(cluster.distribute(source(options).map(slow), **sharding(options)))
+    next(iterator)
+
+    def waiting() -> dict[str, Any] | None:
+        next(iterator)
+        row = job(cluster)
+        return row if row["waits"] == "consumer" and row["elements_per_s"] > 0 else None
+
+    row = until(waiting)
+    assert 0.2 <= row["readers_wait"] <= 1
+    assert "readers wait" in "\n".join(lines(asked(cluster.dispatcher.address, "facts")))  # type: ignore[arg-type]
+    iterator.close()
+
+
+def job(cluster: TestCluster) -> dict[str, Any]:
+    record: Any = asked(cluster.dispatcher.address, "facts")
+    return dict(record["data"]["jobs"][0])
+
+
+def source(options: dict[str, Any]) -> Dataset:
+    return Dataset.range(2**40).repeat() if "num_consumers" in options else Dataset.range(2**40)
+
+
+def sharding(options: dict[str, Any]) -> dict[str, Any]:
+    if "num_consumers" in options:
+        return {**options, "consumer_index": 0, "job_name": "rounds"}
+    policy = ShardingPolicy.DYNAMIC if "delivery" in options else ShardingPolicy.OFF
+    return {**options, "processing_mode": policy, "job_name": "waits"}

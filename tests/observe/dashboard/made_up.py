@@ -75,7 +75,19 @@ class MadeUp:
         submitted = at - self.random.expovariate(2)
         times = (submitted, at - 0.01, at, at + took_s)
         self.rows["timeline"].append(
-            [number, 9, work, 1, shown, self.name_of(worker), slot, *times, outcome, "task"]
+            [
+                number,
+                9,
+                work,
+                1,
+                shown,
+                self.name_of(worker),
+                slot,
+                *times,
+                outcome,
+                "task",
+                submitted,
+            ]
         )
         if failed:
             self.add_failure(shown, worker, work)
@@ -198,11 +210,15 @@ class MadeUp:
                     "method": "facts",
                     "count": 320,
                     "failed": 0,
+                    "in_flight": 1,
                     "mean_s": 0.0011,
                     "p50_s": 0.0009,
                     "p99_s": 0.004,
+                    "max_s": 0.02,
                 }
             ],
+            "rpc_more": 0,
+            "variables_more": 0,
             "losses_count": 1,
             "losses": [
                 {
@@ -315,6 +331,8 @@ class MadeUp:
             "room": 64,
             "positions_left": [12_000],
             "waits": "producer",
+            "workers_wait": 0.75,
+            "readers_wait": 0.0,
         }
 
     def logs(self, worker: str, since: int, wait_s: float) -> Any:

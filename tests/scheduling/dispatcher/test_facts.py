@@ -24,6 +24,7 @@ from zmqdist.messages import (
     ERROR,
     VALUE,
     Define,
+    Done,
     EndRound,
     FailureFacts,
     FunctionFacts,
@@ -365,8 +366,8 @@ def test_reason_why_work_waits(
 # -- the timeline ----------------------------------------------------------------------------------
 
 
-def run_report(*leases: int) -> WorkerFacts:
-    return WorkerFacts(events=[TaskEvent(lease, 2, 0.5, 0.25, VALUE) for lease in leases])
+def run_report(lease: int) -> Done:
+    return Done([(lease, VALUE, b"r")], [], runs=[TaskEvent(lease, 2, 0.5, 0.25, VALUE)])
 
 
 def test_timeline_has_runs_of_ended_leases(broker: Broker) -> None:
@@ -374,7 +375,6 @@ def test_timeline_has_runs_of_ended_leases(broker: Broker) -> None:
     worker(broker)
     submit(broker, 50)
     assert [type(effect.message) for effect in broker.observe(0.0)] == [Observe]
-    finish(broker, 1, now=1.0)
     hear(broker, "w", run_report(1), 2.0)
     timeline = record(broker, timeline=True, now=2.0)["timeline"]
     (run,) = timeline["events"]
@@ -388,7 +388,6 @@ def test_run_says_when_it_came_and_was_handed_out(broker: Broker) -> None:
     broker.observe(0.0)
     hear(broker, "c", Submit(1, [(50, 0, 0, 7, b"")], waited={50: 0.5}), 1.0)
     worker(broker, now=2.0)
-    finish(broker, 1, now=3.0)
     hear(broker, "w", run_report(1), 3.5)
     (run,) = record(broker, timeline=True, now=3.5)["timeline"]["events"]
     assert (run[7], run[13], run[8]) == (1000.5, 1001.0, 1002.0)
@@ -399,7 +398,6 @@ def test_run_of_work_from_before_the_watcher_lacks_times(broker: Broker) -> None
     worker(broker)
     submit(broker, 50)
     broker.observe(0.0)
-    finish(broker, 1, now=1.0)
     hear(broker, "w", run_report(1), 2.0)
     (run,) = record(broker, timeline=True, now=2.0)["timeline"]["events"]
     assert (run[7], run[8], run[13]) == (0, 0, 0)
@@ -410,7 +408,6 @@ def test_runs_are_ignored_while_nobody_watches(broker: Broker) -> None:
     worker(broker)
     submit(broker, 50)
     broker.observe(0.0)
-    finish(broker, 1, now=1.0)
     hear(broker, "w", run_report(1), OBSERVED_S + 0.1)
     assert record(broker, timeline=True)["timeline"]["events"] == []
 

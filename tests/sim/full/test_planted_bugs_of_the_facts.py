@@ -45,26 +45,19 @@ def in_spans(former: Any, self: RunTimes, *args: Any, retried: int) -> None:
     former(self, *args)
 
 
-def of_next_attempt(message: WorkerFacts) -> WorkerFacts:
-    events = [replace(event, lease=event.lease + 1) for event in message.events]
-    return replace(message, events=events)
+def of_another_lease(former: Any, self: Facts, member: Member, events: Any, *args: Any) -> None:
+    former(self, member, [replace(event, lease=event.lease - 1) for event in events], *args)
 
 
 def told_apart(former: Any, self: Servers, reporter: Any, facts: ServerFacts, now: float) -> None:
     former(self, reporter, replace(facts, incarnation=hash(reporter)), now)
 
 
-def reported_again(patch: pytest.MonkeyPatch) -> None:
-    """Failures count when they are reported, too."""
-
-    def take(former: Any, self: Facts, member: Member, report: WorkerFacts, *args: Any) -> None:
-        former(self, member, report, *args)
-        failed = [event for event in report.events if event.kind == ERROR]
-        self.failed_at[member] += len(failed)
-        for row in self.functions.values():
-            row.failed += len(failed)
-
-    around(Facts, "take", take)(patch)
+def reported_again(former: Any, self: Facts, member: Member, events: Any, *args: Any) -> None:
+    """Failures count in the timeline, too."""
+    former(self, member, events, *args)
+    for row in self.functions.values():
+        row.failed += sum(event.kind == ERROR for event in events)
 
 
 BUGS: list[tuple[str, Plant, str]] = [
@@ -75,7 +68,7 @@ BUGS: list[tuple[str, Plant, str]] = [
         ),
         "runs",
     ),
-    ("a failure counts twice", reported_again, "runs"),
+    ("a failure counts twice", around(Facts, "note_runs", reported_again), "runs"),
     (
         "figures of a worker that is lost are taken back",
         around(
@@ -102,7 +95,7 @@ BUGS: list[tuple[str, Plant, str]] = [
     ),
     (
         "a run in the timeline is of another attempt",
-        heard(Broker, WorkerFacts, of_next_attempt),
+        around(Facts, "note_runs", of_another_lease),
         "timeline",
     ),
     (
@@ -129,11 +122,6 @@ BUGS: list[tuple[str, Plant, str]] = [
                 self, coordinator, items, dict.fromkeys(waited, 0.0), now, **rest
             ),
         ),
-        "timeline",
-    ),
-    (
-        "the work of a lease that ends is forgotten",
-        around(Facts, "note_ended", lambda former, self, *args: None),
         "timeline",
     ),
     ("a server counts for each of its programs", around(Servers, "take", told_apart), "servers"),

@@ -61,7 +61,7 @@ class SimpleWorker:
     Attributes:
       leases: what it has: lease -> (work, attempt, function), the oldest first.
       running: the lease in its slot; 0 if it is idle.
-      figures, events: what it has not reported yet.
+      figures: what it has not reported yet.
     """
 
     index: int
@@ -69,7 +69,6 @@ class SimpleWorker:
     leases: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     running: int = 0
     figures: list[FunctionFacts] = field(default_factory=list)
-    events: list[tuple[TaskEvent, Attempt]] = field(default_factory=list)
 
     @property
     def peer(self) -> str:
@@ -203,8 +202,9 @@ class FactsWorld:
         worker.figures.append(
             FunctionFacts(PROGRAM, fn, "", 1, kind == ERROR, 0.1, 0.1, 0.0, 1, 1, [(60, 1)])
         )
-        worker.events.append((TaskEvent(lease, 0, 0.0, 0.0, kind), (work, attempt)))
-        self.hear(worker.peer, Done([(lease, kind, b"")], []))
+        self.reported.add((work, attempt))
+        run = TaskEvent(lease, 0, 0.0, 0.0, kind)
+        self.hear(worker.peer, Done([(lease, kind, b"")], [], runs=[run]))
 
     def lose_slot(self) -> None:
         if (worker := self.a_worker(running=True)) is not None:
@@ -220,11 +220,9 @@ class FactsWorld:
         for facts in worker.figures:
             self.runs[NAMES[facts.fn]] += facts.count
             self.failed[NAMES[facts.fn]] += facts.failed
-        self.reported |= {attempt for _, attempt in worker.events}
         slot = SlotFacts(0, 9, "running" if worker.running else "idle", worker.running)
-        events = [event for event, _ in worker.events]
-        figures, worker.figures, worker.events = worker.figures, [], []
-        self.hear(worker.peer, WorkerFacts(WorkerFigures(), [slot], figures, events=events))
+        figures, worker.figures = worker.figures, []
+        self.hear(worker.peer, WorkerFacts(WorkerFigures(), [slot], figures))
 
     def start_worker(self) -> None:
         free = [index for index in range(WORKERS) if index not in self.workers]

@@ -10,8 +10,8 @@ Theory of operation
     Functions have numbers in each program. Here they count by name, so that the same function of
     two programs is one row. The dispatcher keeps the names for a while after the end of a program,
     because the last figures arrive later.
-    A request for the timeline has all workers report each run for OBSERVED_S. Then the dispatcher
-    also remembers the work of each lease that ends, because the report comes after the end.
+    A request for the timeline has all workers report runs for OBSERVED_S, with the outcomes of
+    their leases, which still say which work it was.
 
 Promises, checked by tests/scheduling/dispatcher/test_facts.py
     P1  all lists and texts are bounded, whatever workers and programs send
@@ -199,8 +199,6 @@ class Facts:
         self._observed_until = 0.0
         self._asked_at = 0.0
         self.times = RunTimes()
-        self._ended: OrderedDict[int, tuple[int, int, int, int]] = OrderedDict()
-        """(coordinator, work, attempt, fn) of leases that have ended while a watcher asks."""
 
     # -- names -------------------------------------------------------------------------------------
 
@@ -241,8 +239,9 @@ class Facts:
             self._note_reported(member, failure, leases.get(failure.lease), now)
         for actor in report.actors:
             self._note_actor(actor, now)
-        if report.events or report.events_dropped:
-            self._note_runs(member, report, leases, now)
+        if self.is_observed(now):
+            self.dropped += report.events_dropped
+            self.note_runs(member, report.events, leases, now)
 
     def lost(self, member: Member) -> None:
         self.reports.pop(member, None)
@@ -422,34 +421,20 @@ class Facts:
             return True
         if self._observed_until:
             self._observed_until = 0.0
-            self._ended.clear()
             self.times = RunTimes()
         return False
-
-    def note_ended(
-        self, leases: Mapping[int, Lease], outcomes: Iterable[tuple[int, int, bytes]]
-    ) -> None:
-        """Remember the work of leases that end now, while a watcher asks."""
-        ended = self._ended
-        for number, _, _ in outcomes:
-            lease = leases.get(number)
-            if lease is not None:
-                work, attempt, _, fn, _ = lease.item
-                ended[number] = lease.session.coordinator, work, attempt, fn
-        while len(ended) > EVENTS_KEPT:
-            ended.popitem(last=False)
 
     def _worked(self, lease: Lease, kind: int) -> Worked:
         work, attempt, _, _, _ = lease.item
         return Worked(lease.session.coordinator, work, attempt, self.name_of(lease), kind)
 
-    def _note_runs(
-        self, member: Member, report: WorkerFacts, leases: Mapping[int, Lease], now: float
+    def note_runs(
+        self, member: Member, events: list[TaskEvent], leases: Mapping[int, Lease], now: float
     ) -> None:
+        """Add runs to the timeline. `leases` are the worker's, before those that end now."""
         if not self.is_observed(now):
             return
-        self.dropped += report.events_dropped
-        for event in report.events:
+        for event in events:
             worked = self._worked_of(event, leases)
             if worked is None:
                 self.dropped += 1
@@ -483,9 +468,4 @@ class Facts:
             name = event.method[:FUNCTION_NAME_CHARS_MAX]
             return Worked(event.coordinator, event.work, event.attempt, name, event.kind)
         lease = leases.get(event.lease)
-        if lease is not None:
-            return self._worked(lease, event.kind)
-        ended = self._ended.pop(event.lease, None)
-        if ended is None:
-            return None
-        return Worked(*ended[:3], self.name(ended[0], ended[3]), event.kind)
+        return None if lease is None else self._worked(lease, event.kind)

@@ -545,8 +545,8 @@ class Dispatch:
 
     def take_outcomes(self, member: Member, done: Done, now: float) -> list[Send]:
         load = self.loads[member]
-        if self.facts.is_observed(now):
-            self.facts.note_ended(load.leases, done.outcomes)
+        if done.runs:
+            self.facts.note_runs(member, done.runs, load.leases, now)
         start_reports = self.note_starts(member, done.started) if done.started else []
         nested = self.nesting.children
         by_session: dict[CoordinatorSession, list[Result]] = {}

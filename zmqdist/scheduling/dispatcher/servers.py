@@ -4,7 +4,7 @@ A report has the figures since its server began. So a lost report loses nothing,
 may be reported by several programs that use it, or share its process: its last report counts.
 
 Promises, checked by tests/scheduling/dispatcher/test_servers.py
-    V1  a server counts once, whoever reports it; it is gone with its last reporter
+    V1  a server counts once, also if several report it; it is gone with its last reporter
     V2  all lists and texts are bounded, whatever is reported
     V3  rates are never negative, also when a server of the same number begins again
 """
@@ -74,7 +74,7 @@ class Servers:
         server.reporters.add(reporter)
 
     def reporter_gone(self, reporter: Hashable) -> None:
-        """Forget the servers that nobody else reports."""
+        """Forget the servers that have no other reporter."""
         for incarnation in [*self._servers]:
             self._unreported(incarnation, reporter)
 

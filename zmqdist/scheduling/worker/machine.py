@@ -115,6 +115,7 @@ from zmqdist.messages import (
     StartActor,
     StealRequest,
     StopActor,
+    TaskEvent,
 )
 from zmqdist.scheduling.shared.quantities import Grant, Quantities
 from zmqdist.scheduling.worker.actor_host_machine import ActorHost
@@ -423,6 +424,7 @@ class WorkerMachine:
         self.functions: dict[tuple[int, int], bytes] = {}
         self.results: dict[int, Outcome] = {}
         self._outcomes: list[Outcome] = []
+        self._runs: list[TaskEvent] = []
         self._starts: list[int] = []
         self.contact = Contact(orphan_limit_s, now + orphan_limit_s, named=index >= 0)
         self.leave_at: float | None = None
@@ -1050,6 +1052,10 @@ class WorkerMachine:
                 effects.append(ForgetFunctions(slot.index, slot_keys))
         return effects
 
+    def note_run(self, run: TaskEvent) -> None:
+        """Report a run, for a watcher, before its outcome or with it."""
+        self._runs.append(run)
+
     def _report(self, now: float | None = None) -> list[Effect]:
         """Report outcomes and starts since the last report, in as few messages as possible."""
         if not self.contact.registered or not (self._outcomes or self._starts):
@@ -1064,9 +1070,9 @@ class WorkerMachine:
             since, self._busy_since = self._busy_since, now if self.running else None
             busy_us = 0 if since is None else int((now - since) * 1e6)
         for part in split(outcomes):
-            effects.append(
-                Send(DISPATCHER, Done(part, starts, busy_us, int(self.contact.trip_s * 1e6)))
-            )
+            trip_us = int(self.contact.trip_s * 1e6)
+            runs, self._runs = self._runs, []
+            effects.append(Send(DISPATCHER, Done(part, starts, busy_us, trip_us, runs)))
             starts, busy_us = [], 0
         return effects
 

@@ -178,7 +178,9 @@ class WorkerReports:
                 self._fail(FailureFacts(lease, pid, error, message, traceback))
         for position, began, ended, kind in runs:
             if position in items:
-                self._note_run(TaskEvent(items[position][0], slot, 0.0, ended - began, kind), ended)
+                ago_s = max(0.0, now - ended)
+                run = TaskEvent(items[position][0], slot, ago_s, ended - began, kind)
+                self._machine.note_run(run)
 
     def calls_reported(self, failures: Iterable[FailureFacts], runs: Iterable[CallRun]) -> None:
         """Take what an actor has reported about calls."""
@@ -189,13 +191,10 @@ class WorkerReports:
         for method, coordinator, work, attempt, began, ended, kind in runs:
             took_s = ended - began
             event = TaskEvent(0, 0, 0.0, took_s, kind, method, coordinator, work, attempt)
-            self._note_run(event, ended)
-
-    def _note_run(self, event: TaskEvent, ended: float) -> None:
-        if len(self._events) < self._runs_per_s:
-            self._events.append((event, ended))
-        else:
-            self._left_out += 1
+            if len(self._events) < self._runs_per_s:
+                self._events.append((event, ended))
+            else:
+                self._left_out += 1
 
     def _fail(self, failure: FailureFacts) -> None:
         if self._machine is not None and self._machine.contact.registered:

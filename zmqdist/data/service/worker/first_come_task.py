@@ -71,10 +71,20 @@ class FirstComeRunner(BufferRunner[FirstComeBuffer]):
         machine = self._machine
         elements_count = self._progress[TAKEN]
         computed = elements_count + len(machine.elements)
-        busy_s = max(0.0, time.monotonic() - self._started_at - self._idle_s)
+        room_wait_s, element_wait_s = self._room_waits.seconds, self._element_waits.seconds
+        busy_s = max(0.0, time.monotonic() - self._started_at - room_wait_s)
         element_s = busy_s / computed if computed and not machine.finished else 0.0
         nbytes = elements_count * machine.element_bytes
-        return elements_count, nbytes, len(machine.elements), machine.room, element_s
+        buffered = len(machine.elements)
+        return (
+            elements_count,
+            nbytes,
+            buffered,
+            machine.room,
+            element_s,
+            room_wait_s,
+            element_wait_s,
+        )
 
     # -- the thread --------------------------------------------------------------------------------
 

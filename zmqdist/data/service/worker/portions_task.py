@@ -65,10 +65,12 @@ class PortionsRunner(Runner):
 
     def figures(self) -> tuple[Any, ...]:
         """Return the task's figures: the fields of a TaskReport
-        (dispatcher/machine/events.py). The time for an element is reported as unknown.
+        (dispatcher/machine/events.py). The time for an element is reported as unknown. Waits are
+        the mean of those of the readers' lanes.
         """
         lanes = [lane.figures() for lane in list(self._lanes.values())]
-        return (*map(sum, zip((0, 0, 0, 0), *lanes, strict=True)), 0.0)
+        *counts, room_s, element_s = map(sum, zip((0, 0, 0, 0, 0.0, 0.0), *lanes, strict=True))
+        return (*counts, 0.0, room_s / max(1, len(lanes)), element_s / max(1, len(lanes)))
 
     def expire(self, reply: ElementReply) -> None:
         for lane in self._lanes.values():
@@ -95,9 +97,10 @@ class _Lane(BufferRunner[PortionsLane]):
         super().__init__(f"{name}-{client}", open, describe_error, buffer)
         self._more = partial(more, client)
 
-    def figures(self) -> tuple[int, int, int, int]:
+    def figures(self) -> tuple[int, int, int, int, float, float]:
         with self._lock:
-            return self._machine.figures()
+            waits_s = self._room_waits.seconds, self._element_waits.seconds
+            return (*self._machine.figures(), *waits_s)
 
     # -- the thread --------------------------------------------------------------------------------
 

@@ -68,7 +68,9 @@ class RoundsRunner(PipelineRunner):
             buffered = self._machine.groups * self._consumers
             elements_count = self._computed - buffered
             nbytes = elements_count * self._group_bytes // self._consumers
-            return elements_count, nbytes, buffered, self._groups_max() * self._consumers, 0.0
+            waits_s = self._room_waits.seconds, self._element_waits.seconds
+            room = self._groups_max() * self._consumers
+            return elements_count, nbytes, buffered, room, 0.0, *waits_s
 
     def _decide(self, decision: Callable[[], Sequence[TaskReply]], *new: ElementReply) -> None:
         """Call `decision`, which has the machine decide, and send the replies that it returns.
@@ -88,6 +90,7 @@ class RoundsRunner(PipelineRunner):
                     self._machine.withdraw(answer.reply)
             if self._closed or self._machine.groups < before:
                 self._changed.notify()
+            self._element_waits.note(waits=bool(self._machine.waiting()))
         for answer in answers:
             self._send(answer)
 
@@ -124,7 +127,9 @@ class RoundsRunner(PipelineRunner):
             self._serve()
         with self._lock:
             while self._machine.groups >= self._groups_max() and not self._closed:
+                self._room_waits.note(waits=True)
                 self._changed.wait()
+            self._room_waits.note(waits=False)
 
     def _groups_max(self) -> int:
         """Return how many groups may be computed ahead. Call this with the lock held."""

@@ -307,7 +307,8 @@ class DataWorker:
             raise UnavailableError(
                 f"No trace event was collected: no task of worker {self.host.address} is at work"
             )
-        names = ("elements", "bytes", "buffered", "room", "element_s")
+        waits = "room_wait_s", "element_wait_s"
+        names = ("elements", "bytes", "buffered", "room", "element_s", *waits)
         call.reply(
             {
                 number: {

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, MutableSequence
+from math import inf
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from zmqdist import clock as time
@@ -98,6 +99,25 @@ class Runner(Protocol):
         return None
 
 
+class Waits:
+    """How long something has waited, the present wait included. One thread at a time may use it."""
+
+    def __init__(self) -> None:
+        self._ended_s, self._since = 0.0, inf
+
+    def note(self, *, waits: bool) -> None:
+        """Record whether it waits from now on."""
+        if waits != (self._since < inf):
+            now = time.monotonic()
+            self._ended_s, self._since = (
+                (self._ended_s, now) if waits else (self._ended_s + now - self._since, inf)
+            )
+
+    @property
+    def seconds(self) -> float:
+        return self._ended_s + max(0.0, time.monotonic() - self._since)
+
+
 class PipelineRunner(Runner):
     """Runs a task that has one thread. If a bug prevents a reply, the request gets an INTERNAL
     error that names the task, so that no reader waits for ever. The task goes on with the other
@@ -117,6 +137,8 @@ class PipelineRunner(Runner):
         self._open = open
         self._describe_error = describe_error
         self._has_logged = False
+        self._room_waits, self._element_waits = Waits(), Waits()
+        """How long the thread has waited for room, and readers for elements."""
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         """Notified when the thread may have something to compute."""
@@ -255,6 +277,7 @@ class QueueRunner(PipelineRunner, Generic[Serving]):
                     withdraw(waiting, first)
                     answer = TaskReply(first, FAILED, failure)
             self._is_sending = answer is not None
+            self._element_waits.note(waits=answer is None and bool(waiting))
         return answer
 
     def _note_reply(self) -> None:
@@ -270,9 +293,6 @@ Buffered = TypeVar("Buffered", bound=BufferedMachine)
 
 class BufferRunner(QueueRunner[Buffered]):
     """Runs a task whose thread fills a bounded buffer."""
-
-    _idle_s = 0.0
-    """Seconds for which the thread has waited for room."""
 
     def _fill(
         self,
@@ -309,16 +329,16 @@ class BufferRunner(QueueRunner[Buffered]):
         with self._lock:
             if not self._machine.closed:
                 self._machine.weighed(element_bytes, fit)
-        since = time.monotonic()
         self._wait()
-        self._idle_s += time.monotonic() - since
         return not self._machine.closed
 
     def _wait(self) -> None:
         """Wait until another element may be computed, or the task is closed."""
         with self._lock:
             while not (self._machine.closed or self._machine.may_add()):
+                self._room_waits.note(waits=True)
                 self._changed.wait()
+            self._room_waits.note(waits=False)
 
 
 def withdraw(waiting: deque[tuple[Demand, ElementReply]], reply: ElementReply) -> bool:

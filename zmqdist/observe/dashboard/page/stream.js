@@ -389,6 +389,7 @@ export class Stream {
       slot: row?.slot ?? "",
       took,
       waited: known ? events.started[at] - known : null,
+      inWorker: events.assigned[at] ? events.started[at] - events.assigned[at] : null,
       ended: events.ended[at],
       failed: events.outcomes[at] === FAILED,
     };
@@ -424,7 +425,8 @@ export class Stream {
     const names = [...events.names.keys()];
     const at = block[3];
     const run = this.describe(at, events.ended[at] - events.started[at], names, rows);
-    const waited = run.waited === null ? "" : `, waited ${seconds(run.waited)} before`;
+    const inWorker = run.inWorker === null ? "" : ` (${seconds(run.inWorker)} at the worker)`;
+    const waited = run.waited === null ? "" : `, waited ${seconds(run.waited)} before${inWorker}`;
     const text = ` ${run.failed ? "failed after" : "took"} ${seconds(run.took)} on ${run.worker}, slot ${run.slot}${waited}; ended ${clock(run.ended)}`;
     this.bubble.replaceChildren(el("strong", {}, clean(run.function, 100)), clean(text));
   }

@@ -779,16 +779,9 @@ function single(title, lead, name, columns, options, rows) {
 }
 
 const STALLS = {
-  producer: ["readers are slow", "warn"],
-  consumer: ["workers are slow", "warn"],
+  producer: ["workers wait: readers are slow", "warn"],
+  consumer: ["readers wait: workers are slow", "warn"],
 };
-
-/** Which side waits for the other: by the facts, or by how full the buffers are. */
-function stall(row) {
-  if (row.waits || !row.room) return row.waits ?? "";
-  const part = row.buffered / row.room;
-  return part > 0.8 ? "producer" : part < 0.2 ? "consumer" : "";
-}
 
 const Data = single(
   "Data service",
@@ -807,9 +800,11 @@ const Data = single(
     },
     {
       label: "Waits",
-      value: stall,
-      show: (row) => (STALLS[stall(row)] ? stateOf(...STALLS[stall(row)]) : "–"),
+      value: (row) => row.waits,
+      show: (row) => (STALLS[row.waits] ? stateOf(...STALLS[row.waits]) : "–"),
     },
+    figure("Readers wait", "readers_wait", f.percent, { help: "share of time, for an element" }),
+    figure("Workers wait", "workers_wait", f.percent, { help: "share of time, for readers" }),
     words("Mode", "mode"),
     figure("Iteration", "iteration", f.count, { tone: () => "" }),
     { label: "Tasks", number: true, show: (row) => `${row.tasks} of ${row.tasks_count}` },
@@ -848,13 +843,14 @@ const Variables = single(
 
 const Rpc = single(
   "RPC",
-  "The methods of servers that the dispatcher knows, and how long their calls take.",
+  "The methods of servers in programs, tasks and the dispatcher, from a call to its reply.",
   "Methods",
   [
     words("Method", "method", { mono: true }),
     words("Process", "process", { mono: true }),
     figure("Calls", "count", f.compact),
     fault("Failed", "failed"),
+    figure("Now", "in_flight", f.count, { help: "calls that wait or run" }),
     figure("Mean", "mean_s", f.seconds),
     figure("p50", "p50_s", f.seconds),
     figure("p99", "p99_s", f.seconds),

@@ -218,6 +218,8 @@ class TaskReport(NamedTuple):
       buffered, room: the number of elements that wait for readers, and the largest number that may
         wait.
       element_s: seconds of work for one element; 0 if unknown.
+      room_wait_s: seconds for which the task has waited for readers to take elements.
+      element_wait_s: seconds for which readers have waited for an element of the task.
     """
 
     elements: int = 0
@@ -225,6 +227,8 @@ class TaskReport(NamedTuple):
     buffered: int = 0
     room: int = 0
     element_s: float = 0.0
+    room_wait_s: float = 0.0
+    element_wait_s: float = 0.0
 
 
 class WorkRequest(CallerRequest, frozen=True):

@@ -29,13 +29,19 @@ SHORTEST_S: Final = 1e-9
 that fast."""
 
 
+STALL_SHARE: Final = 0.2
+"""The share of time from which on a side that waits is shown."""
+
+
 class Figures:
     """The reported figures of all tasks and readers."""
 
     def __init__(self, tables: DispatcherTables) -> None:
         self._tables = tables
         self._reports: dict[int, tuple[float, TaskReport]] = {}
-        self._rates: dict[int, tuple[float, float]] = {}
+        self._rates: dict[int, tuple[float, float, float, float]] = {}
+        """Of each task: elements and bytes per second, and the shares of time for which it waited
+        for readers, and readers for it."""
         self._scalers: dict[int, AutoScaler] = {}
         """The AutoScaler of each iteration of which a worker or reader has reported."""
 
@@ -52,6 +58,8 @@ class Figures:
                 self._rates[number] = (
                     (report.elements - before.elements) / passed,
                     (report.nbytes - before.nbytes) / passed,
+                    _share(report.room_wait_s - before.room_wait_s, passed),
+                    _share(report.element_wait_s - before.element_wait_s, passed),
                 )
             self._reports[number] = (now, report)
             if report.element_s > SHORTEST_S:
@@ -102,6 +110,9 @@ class Figures:
         open_ = [number for number in iteration.tasks if not state.tasks[number].is_over]
         reports = [self._reports[number][1] for number in open_ if number in self._reports]
         rates = [self._rates[number] for number in open_ if number in self._rates]
+        workers_wait, readers_wait = (
+            fmean(rate[index] for rate in rates) if rates else 0.0 for index in (2, 3)
+        )
         left = []  # in the other modes, no positions are assigned
         if iteration.portions is not None:
             left = [iteration.portions.positions_left()]
@@ -116,12 +127,27 @@ class Figures:
             "tasks": len(open_),
             "tasks_count": len(iteration.tasks),
             "clients": len(iteration.clients),
-            "elements_per_s": sum(elements for elements, _ in rates),
-            "bytes_per_s": sum(nbytes for _, nbytes in rates),
+            "elements_per_s": sum(rate[0] for rate in rates),
+            "bytes_per_s": sum(rate[1] for rate in rates),
+            "workers_wait": workers_wait,
+            "readers_wait": readers_wait,
+            "waits": _who_waits(workers_wait, readers_wait),
             "buffered": sum(report.buffered for report in reports),
             "room": sum(report.room for report in reports),
             "positions_left": left,
         }
+
+
+def _share(waited_s: float, passed_s: float) -> float:
+    """Return the share of time that was waited; a task that began again has waited less before."""
+    return min(1.0, max(0.0, waited_s / passed_s))
+
+
+def _who_waits(workers_wait: float, readers_wait: float) -> str:
+    """Return which side of a job waits for the other one: "producer", "consumer", or ""."""
+    if max(workers_wait, readers_wait) < STALL_SHARE:
+        return ""
+    return "producer" if workers_wait > readers_wait else "consumer"
 
 
 def _left(cursor: r.Cursor) -> int | None:
