@@ -3,6 +3,8 @@ question, which has a file in this folder; `all` means all questions.
 
 Each system takes turns with zmqdist, in blocks of a fraction of a second. A system that is not
 installed is left out, and a line says so; `pip install zmqdist[bench]` installs most systems.
+`python -m benchmarks regress --against REV` compares this checkout with a revision (regress.py).
+
 Systems whose packages cannot be installed together may each have a Python of their own: name it
 with --python, or in an environment variable such as ZMQDIST_BENCH_PYTHON_RAY or
 ZMQDIST_BENCH_PYTHON_TF.
@@ -34,6 +36,7 @@ from benchmarks import (
     ps_model,
     ps_rows,
     ps_tasks,
+    regress,
     results,
     roundtrip,
     scale,
@@ -44,6 +47,7 @@ from benchmarks import (
 )
 from benchmarks.measuring import FULL, QUICK, Question, measure, to_stderr
 from benchmarks.systems import SYSTEMS
+from zmqdist import __version__
 
 MODULES = (
     latency,
@@ -76,7 +80,10 @@ PAGE = "performance.md"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given = _given(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["regress"]:
+        return regress.main(words[1:], QUESTIONS)
+    given = _given(words)
     names = list(QUESTIONS) if "all" in given.names else given.names
     against = [SYSTEMS[name] for name in given.against]
     questions = [QUESTIONS[name] for name in names]
@@ -94,6 +101,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
     if given.json:
         given.json.write_text(results.written(documents))
+    if given.history:
+        results.note_history(given.history, documents, __version__)
     if given.plot:
         _draw(documents, Path())
     if given.write:
@@ -107,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _given(arguments: list[str] | None) -> argparse.Namespace:
+def _given(arguments: list[str]) -> argparse.Namespace:
     about = "\n".join(f"{name:<12}{question.title}" for name, question in QUESTIONS.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
@@ -126,6 +135,12 @@ def _given(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="fewer and smaller blocks")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser.add_argument(
+        "--history",
+        type=Path,
+        metavar="FILE",
+        help="write the ratios there, into the line of this version",
+    )
     parser.add_argument(
         "--plot", action="store_true", help="draw NAME.png in this folder; needs matplotlib"
     )

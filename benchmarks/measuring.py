@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from statistics import median
+from statistics import median, quantiles
 from typing import Any, Final
 
 from benchmarks.systems import OURS, Session, System, Unusable
@@ -108,6 +108,7 @@ class Figure:
         there is no comparison.
       at: the position of the figure on the axis of a plot, such as a number of bytes or workers;
         None if there is no axis.
+      quartiles: the lower and upper quartile of the ratios of the pairs, whose median is `ratio`.
     """
 
     question: str
@@ -118,6 +119,7 @@ class Figure:
     p99: float | None = None
     ratio: float | None = None
     at: float | None = None
+    quartiles: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -311,9 +313,9 @@ def _compare(
                     break
                 continue
             ours.setdefault((question.name, case.label), []).extend(pair[0] for pair in taken)
-            ratio = median(times_better(question, *map(median, pair)) for pair in taken)
+            ratios = [times_better(question, *map(median, pair)) for pair in taken]
             theirs = [pair[1] for pair in taken]
-            found.figures.append(_figure(question, case, other.system, theirs, ratio))
+            found.figures.append(_figure(question, case, other.system, theirs, ratios))
 
 
 def pairs(
@@ -412,7 +414,11 @@ def times_better(question: Question, mine: float, other: float) -> float:
 
 
 def _figure(
-    question: Question, case: Case, system: System, blocks: list[list[float]], ratio: float | None
+    question: Question,
+    case: Case,
+    system: System,
+    blocks: list[list[float]],
+    ratios: list[float] | None,
 ) -> Figure:
     values = [value * question.scale for block in blocks for value in block]
     middle = median(median(block) for block in blocks) * question.scale
@@ -424,9 +430,15 @@ def _figure(
         question.unit,
         middle,
         p99(values) if question.each else None,
-        ratio,
+        None if ratios is None else median(ratios),
         at,
+        None if ratios is None else _quartiles(ratios),
     )
+
+
+def _quartiles(ratios: list[float]) -> tuple[float, float]:
+    low, _, high = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else 3 * ratios
+    return low, high
 
 
 def to_stderr(text: str) -> None:

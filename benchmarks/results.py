@@ -57,7 +57,7 @@ def table(found: Document) -> Table:
             shown(figure["median"]),
             shown(figure["p99"]),
             figure["unit"],
-            _ratio(figure["ratio"]),
+            _ratio(figure["ratio"], figure.get("quartiles")),
         )
         for figure in found["figures"]
     )
@@ -69,8 +69,27 @@ def _axis(figure: Document) -> str:
     return "" if figure["at"] is None else f"at {figure['at']:,.0f}"
 
 
-def _ratio(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{shown(ratio)} x"
+def _ratio(ratio: float | None, quartiles: list[float] | None) -> str:
+    """Return a ratio, and the quartiles of its pairs."""
+    if ratio is None:
+        return "-"
+    return f"{shown(ratio)} x" + (" ({} to {})".format(*map(shown, quartiles)) if quartiles else "")
+
+
+def note_history(file: Path, documents: Iterable[Document], version: str) -> None:
+    """Write the ratios of all documents into the line of this version, which is the last line of
+    the history, or a new one."""
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    ratios: dict[str, float] = {}
+    if lines and json.loads(lines[-1])["version"] == version:
+        ratios = json.loads(lines.pop())["ratios"]
+    for found in documents:
+        for figure in found["figures"]:
+            if figure["ratio"] is not None:
+                words = found["question"], figure["case"], figure["system"]
+                ratios[" ".join(filter(None, words))] = round(figure["ratio"], 3)
+    line = {"version": version, "date": date.today().isoformat(), "ratios": ratios}
+    file.write_text("".join([*lines, json.dumps(line) + "\n"]))
 
 
 # -- a page ----------------------------------------------------------------------------------------

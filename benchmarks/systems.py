@@ -54,6 +54,7 @@ class System:
       owner: the part of the module's name before "_". Systems with the same owner need the same
         packages and Python (`--python`).
       environment: additional environment variables of the process.
+      root: the checkout that has `benchmarks`, and zmqdist.
     """
 
     name: str
@@ -61,6 +62,7 @@ class System:
     module: str
     variant: str = ""
     environment: dict[str, str] = field(default_factory=dict)
+    root: Path = ROOT
 
     @property
     def owner(self) -> str:
@@ -80,6 +82,7 @@ SYSTEMS = {
         System("grpc", "grpcio", "grpc"),
         System("ray", "Ray", "ray"),
         System("monarch", "Monarch", "monarch"),
+        System("scaler", "Scaler", "scaler"),
         System("dask", "Dask", "dask"),
         System("ipyparallel", "ipyparallel", "ipyparallel"),
         System("parsl", "Parsl", "parsl"),
@@ -151,7 +154,7 @@ class Session:
         return self._process.pid
 
     def _environment(self, python: str) -> dict[str, str]:
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(self._system.root), *filter(None, [os.environ.get("PYTHONPATH")])]
         # Some systems start their own commands by name, so the folder of their Python comes first.
         commands = [os.path.dirname(python), *filter(None, [os.environ.get("PATH")])]
         own = {

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import measuring, results, simulated
+from benchmarks import measuring, regress, results, simulated
 from benchmarks.measuring import Case, Plan, Question, Side
 from benchmarks.systems import OURS, SYSTEMS, Session, Unusable
 from tests.house.benchmarks.tiny import FIELDS, TINY
+from zmqdist import __version__
 
 # -- who cannot answer -----------------------------------------------------------------------------
 
@@ -126,3 +127,60 @@ def test_repository_page_has_current_figures(tmp_path: Path) -> None:
     for path in (docs / "benchmarks").glob("*.json"):
         assert set(json.loads(path.read_text())[0]) == FIELDS
         assert path.with_suffix(".png").exists()
+
+
+# -- earlier revisions and releases ----------------------------------------------------------------
+
+
+def document_with(name: str, ratio: float | None) -> dict[str, object]:
+    return {
+        "question": name,
+        "figures": [{"case": "at 500", "system": "Ray", "ratio": ratio}],
+    }
+
+
+def test_history_has_line_a_version_with_latest_ratios(tmp_path: Path) -> None:
+    file = tmp_path / "history.jsonl"
+    results.note_history(file, [document_with("calls", 2.0)], "0.1")
+    results.note_history(file, [document_with("calls", 3.0), document_with("tasks", None)], "0.2")
+    results.note_history(file, [document_with("tasks", 5.0)], "0.2")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(line["version"], line["ratios"]) for line in lines] == [
+        ("0.1", {"calls at 500 Ray": 2.0}),
+        ("0.2", {"calls at 500 Ray": 3.0, "tasks at 500 Ray": 5.0}),
+    ]
+
+
+def test_history_of_project_ends_with_this_version() -> None:
+    lines = (Path(command.__file__).with_name("history.jsonl")).read_text().splitlines()
+    assert json.loads(lines[-1])["version"] == __version__
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--against", "no-such-revision"], "no-such-revision"),
+        (["laziness", "--against", "HEAD"], "no question 'laziness'"),
+        ([], "--against"),
+    ],
+)
+def test_regress_refuses_wrong_arguments(
+    words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        command.main(["regress", *words])
+    assert end.value.code == 2
+    assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("ratio", "code"), [(0.84, 1), (0.86, 0), (2.0, 0)])
+def test_regress_fails_if_ratio_is_too_small(
+    ratio: float, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(questions: list[Question], *_: object) -> object:
+        figure = measuring.Figure("latency", "", "zmqdist at HEAD", "us", 1.0, None, ratio)
+        return {"latency": measuring.Answers(questions[0], [figure])}, {}
+
+    monkeypatch.setattr(regress, "measure", measured)
+    assert command.main(["regress", "latency", "--against", "HEAD"]) == code
+    assert ("slower than" in capsys.readouterr().out) == bool(code)
