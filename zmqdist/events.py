@@ -11,8 +11,9 @@ event.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from zmqdist.messages import Message
 
@@ -20,24 +21,21 @@ Peer: TypeAlias = Hashable
 """One connection to another process. A process that reconnects is a new Peer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(msgspec.Struct, frozen=True):
     """A message arrived from a peer."""
 
     peer: Peer
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class PeerGone:
+class PeerGone(msgspec.Struct, frozen=True):
     """The connection to a peer has ended, or a message could not be sent to the peer. No more
     messages arrive from the peer or reach it."""
 
     peer: Peer
 
 
-@dataclass(frozen=True, slots=True)
-class PeerExpelled:
+class PeerExpelled(msgspec.Struct, frozen=True):
     """A peer must not be served any more, although its process may still run. No more messages
     arrive from the peer or reach it."""
 
@@ -45,8 +43,7 @@ class PeerExpelled:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessExited:
+class ProcessExited(msgspec.Struct, frozen=True):
     """The process of a worker has ended, and its slots have ended with it. The parent of the
     process, or the kernel of its host, has reported this.
 
@@ -62,13 +59,11 @@ class ProcessExited:
     peer: Peer = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ticked:
+class Ticked(msgspec.Struct, frozen=True):
     """The machine's `deadline` has passed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """Send a message to a peer."""
 
     to: Peer

@@ -4,8 +4,9 @@ carries out."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+import msgspec
 
 from zmqdist.batches import split
 from zmqdist.events import Heard, Send, Ticked
@@ -16,15 +17,13 @@ from zmqdist.scheduling.coordinator.work import CalledActor, MethodCall, Work
 from zmqdist.scheduling.shared.actors import ActorState
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduled:
+class Scheduled(msgspec.Struct, frozen=True):
     """The program has scheduled these work items, in the order of their numbers."""
 
     works: list[Work]
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionsDefined:
+class FunctionsDefined(msgspec.Struct, frozen=True):
     """The program will schedule work with these functions, each given as (number, pickle), and
     their names in the same order."""
 
@@ -32,64 +31,55 @@ class FunctionsDefined:
     names: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionsDropped:
+class FunctionsDropped(msgspec.Struct, frozen=True):
     """The program will schedule no more work with these functions."""
 
     functions: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetRequested:
+class ForgetRequested(msgspec.Struct, frozen=True):
     """All slots must drop the resources with these numbers, because the program no longer needs
     them (`Forget.everywhere`)."""
 
     numbers: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class DispatcherUp:
+class DispatcherUp(msgspec.Struct, frozen=True):
     """The connection to the dispatcher is established."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionRequested:
+class SessionRequested(msgspec.Struct, frozen=True):
     """Another function uses this coordinator now, and no work of rounds is unfinished: begin a
     session for the function with this lease."""
 
     parent: int
 
 
-@dataclass(frozen=True, slots=True)
-class DispatcherDown:
+class DispatcherDown(msgspec.Struct, frozen=True):
     """The connection to the dispatcher is lost."""
 
 
-@dataclass(frozen=True, slots=True)
-class CancelRequested:
+class CancelRequested(msgspec.Struct, frozen=True):
     """The program cancelled these work items."""
 
     works: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class TakeBackRequested:
+class TakeBackRequested(msgspec.Struct, frozen=True):
     """The program cancels these work items unless a worker has begun them. Pass it only to a
     machine that was made with `starts=True`."""
 
     works: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class EndRoundRequested:
+class EndRoundRequested(msgspec.Struct, frozen=True):
     """A thread waits to raise the error of this round, so the round must end. The event has no
     effect if this is not the present round."""
 
     round: int
 
 
-@dataclass(frozen=True, slots=True)
-class BulkArrived:
+class BulkArrived(msgspec.Struct, frozen=True):
     """A large result has arrived in this process, or no RemoteValue needs it any more."""
 
     work: int
@@ -97,15 +87,13 @@ class BulkArrived:
     payload: Any
 
 
-@dataclass(frozen=True, slots=True)
-class KeptDropped:
+class KeptDropped(msgspec.Struct, frozen=True):
     """The program no longer needs the kept values of these work items."""
 
     works: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class BulkUnreachable:
+class BulkUnreachable(msgspec.Struct, frozen=True):
     """The runtime has given up the fetch of a large result, for the reason in `problem`."""
 
     work: int
@@ -113,23 +101,20 @@ class BulkUnreachable:
     problem: str
 
 
-@dataclass(frozen=True, slots=True)
-class PackingFailed:
+class PackingFailed(msgspec.Struct, frozen=True):
     """The inputs of a new work item cannot be packed, so it ends with this packed error."""
 
     work: Work
     error: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorRefused:
+class CoordinatorRefused(msgspec.Struct, frozen=True):
     """The dispatcher refuses this coordinator, for the reason in the packed `error`."""
 
     error: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ValueLost:
+class ValueLost(msgspec.Struct, frozen=True):
     """The program requests a value that this attempt had computed, but its worker no longer holds
     the value."""
 
@@ -137,76 +122,66 @@ class ValueLost:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class ActorMade:
+class ActorMade(msgspec.Struct, frozen=True):
     """The program has made an actor, whose `spec` says what it is."""
 
     actor: CalledActor
 
 
-@dataclass(frozen=True, slots=True)
-class ActorWatched:
+class ActorWatched(msgspec.Struct, frozen=True):
     """The program has a handle of an actor that another program has made."""
 
     actor: CalledActor
 
 
-@dataclass(frozen=True, slots=True)
-class HandlesDropped:
+class HandlesDropped(msgspec.Struct, frozen=True):
     """The program holds no handle of these actors any more."""
 
     actors: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class ActorKilled:
+class ActorKilled(msgspec.Struct, frozen=True):
     """The program ends an actor, for this reason."""
 
     actor: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ActorSought:
+class ActorSought(msgspec.Struct, frozen=True):
     """The program looks for an actor by name. With "" it does not wait any more."""
 
     request: int
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ActorConnected:
+class ActorConnected(msgspec.Struct, frozen=True):
     """The connection to the process of an actor is established."""
 
     actor: CalledActor
 
 
-@dataclass(frozen=True, slots=True)
-class ActorDisconnected:
+class ActorDisconnected(msgspec.Struct, frozen=True):
     """The connection to the process of an actor is lost, or was refused because of `problem`."""
 
     actor: CalledActor
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamTaken:
+class StreamTaken(msgspec.Struct, frozen=True):
     """The program has taken so many more values of a generator."""
 
     call: MethodCall
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class CallsEnded:
+class CallsEnded(msgspec.Struct, frozen=True):
     """Results of calls have arrived from an actor."""
 
     actor: CalledActor
     items: list[Result]
 
 
-@dataclass(frozen=True, slots=True)
-class RetryDecided:
+class RetryDecided(msgspec.Struct, frozen=True):
     """The program has decided whether a function runs again.
 
     Attributes:
@@ -255,8 +230,7 @@ Event: TypeAlias = (
 # -- effects ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class SubmitWork:
+class SubmitWork(msgspec.Struct, frozen=True):
     """Submit these work items, which have the same options, to the dispatcher, each with its
     present `attempt` and its payload. `waited` has the seconds that some have waited for inputs."""
 
@@ -264,7 +238,7 @@ class SubmitWork:
     works: list[Work]
     options: WorkOptions
     has_kept_inputs: bool = False
-    waited: Mapping[int, float] = field(default_factory=dict)
+    waited: Mapping[int, float] = msgspec.field(default_factory=dict)
 
     def messages(
         self, pack: Callable[[Work], bytes], near: Callable[[Work], tuple[str, int]] | None = None
@@ -287,8 +261,7 @@ class SubmitWork:
                 yield Submit(self.round, part, *self.options, *holder, waited)
 
 
-@dataclass(frozen=True, slots=True)
-class Resolve:
+class Resolve(msgspec.Struct, frozen=True):
     """These work items have ended: (work, kind, payload). If a work item has a `kind` already, its
     lost value was recomputed, or is lost for good.
 
@@ -305,8 +278,7 @@ class Resolve:
     failures: Collection[Work] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class KeepInput:
+class KeepInput(msgspec.Struct, frozen=True):
     """Store an input, whose packed value is in this process now, for the work items that wait for
     it. Those of `dependents` that have ended in the same event need it no more."""
 
@@ -315,23 +287,20 @@ class KeepInput:
     dependents: Sequence[Work]
 
 
-@dataclass(frozen=True, slots=True)
-class Recomputed:
+class Recomputed(msgspec.Struct, frozen=True):
     """Wake the threads that wait for the lost value of this work item: it is there, or never will
     be."""
 
     work: Work
 
 
-@dataclass(frozen=True, slots=True)
-class Free:
+class Free(msgspec.Struct, frozen=True):
     """Release the data that was held to recompute the value of this work item."""
 
     work: Work
 
 
-@dataclass(frozen=True, slots=True)
-class DecideRetry:
+class DecideRetry(msgspec.Struct, frozen=True):
     """A function with a policy for its retries raised this packed error, or ended in the way `kind`:
     have the policy decide whether it runs again, and then pass RetryDecided to the machine."""
 
@@ -341,8 +310,7 @@ class DecideRetry:
     kind: int = ERROR
 
 
-@dataclass(frozen=True, slots=True)
-class RoundRefused:
+class RoundRefused(msgspec.Struct, frozen=True):
     """The dispatcher refuses this coordinator, so the round fails. `for_good` says whether the
     coordinator will never register again."""
 
@@ -350,8 +318,7 @@ class RoundRefused:
     for_good: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(msgspec.Struct, frozen=True):
     """The runtime must fetch a bulk result, and then pass BulkArrived or BulkUnreachable to the
     machine."""
 
@@ -360,8 +327,7 @@ class Fetch:
     reference: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class RoundSettled:
+class RoundSettled(msgspec.Struct, frozen=True):
     """This round is over: all of its work is resolved. Unless the dispatcher is gone for good, no
     work of this round or an earlier one can be executing.
     """
@@ -369,50 +335,43 @@ class RoundSettled:
     round: int
 
 
-@dataclass(frozen=True, slots=True)
-class RoomMade:
+class RoomMade(msgspec.Struct, frozen=True):
     """The queue was full and has room again."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkBegun:
+class WorkBegun(msgspec.Struct, frozen=True):
     """Workers have begun these work items, so they can no longer be taken back."""
 
     works: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectActor:
+class ConnectActor(msgspec.Struct, frozen=True):
     """Connect to the process of an actor, at its present address."""
 
     actor: CalledActor
 
 
-@dataclass(frozen=True, slots=True)
-class DisconnectActor:
+class DisconnectActor(msgspec.Struct, frozen=True):
     """End the connection to the process of an actor."""
 
     actor: CalledActor
 
 
-@dataclass(frozen=True, slots=True)
-class SendCalls:
+class SendCalls(msgspec.Struct, frozen=True):
     """Send these calls to an actor, in this order."""
 
     actor: CalledActor
     calls: list[MethodCall]
 
 
-@dataclass(frozen=True, slots=True)
-class SendToActor:
+class SendToActor(msgspec.Struct, frozen=True):
     """Send a message to an actor."""
 
     actor: CalledActor
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class ActorReported:
+class ActorReported(msgspec.Struct, frozen=True):
     """The state of an actor has changed, for this reason."""
 
     actor: CalledActor
@@ -420,8 +379,7 @@ class ActorReported:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ActorSearched:
+class ActorSearched(msgspec.Struct, frozen=True):
     """The dispatcher has answered a search by name."""
 
     answer: ActorFound

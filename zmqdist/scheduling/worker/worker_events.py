@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, TypeAlias
+
+import msgspec
 
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import ActorSpec
@@ -12,28 +13,24 @@ NOT_RUN: Final = -1
 """A kind of outcome: the slot was about to begin this item when the worker took the item back."""
 
 
-@dataclass(frozen=True, slots=True)
-class DispatcherConnected:
+class DispatcherConnected(msgspec.Struct, frozen=True):
     """The connection to the dispatcher is established. `incarnation` is the dispatcher's, from its
     hello."""
 
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class DispatcherDisconnected:
+class DispatcherDisconnected(msgspec.Struct, frozen=True):
     """The connection to the dispatcher is lost. The transport tries to connect again by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotReady:
+class SlotReady(msgspec.Struct, frozen=True):
     """A slot has started and can be given items."""
 
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class SlotFinished:
+class SlotFinished(msgspec.Struct, frozen=True):
     """Items of a slot have ended: (position, kind, payload). The position of an item is its number
     among all items of the slot, from 1."""
 
@@ -41,16 +38,14 @@ class SlotFinished:
     outcomes: list[tuple[int, int, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class SlotSeen:
+class SlotSeen(msgspec.Struct, frozen=True):
     """The runtime has seen that the slot has begun the item at `position`."""
 
     slot: int
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class SlotReclaimed:
+class SlotReclaimed(msgspec.Struct, frozen=True):
     """The reply to Reclaim: the slot has not begun the items after `position`, and will not begin
     them."""
 
@@ -58,8 +53,7 @@ class SlotReclaimed:
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class SlotDied:
+class SlotDied(msgspec.Struct, frozen=True):
     """A slot's process has died while it ran the item at `position`. Position 0 means that the slot
     ran no item."""
 
@@ -69,8 +63,7 @@ class SlotDied:
     log: str
 
 
-@dataclass(frozen=True, slots=True)
-class SlotOverMemory:
+class SlotOverMemory(msgspec.Struct, frozen=True):
     """A slot's process uses more memory than it may, while it runs the item at `position`. Position
     0 means that it runs no item."""
 
@@ -79,8 +72,7 @@ class SlotOverMemory:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SlotWaits:
+class SlotWaits(msgspec.Struct, frozen=True):
     """The function at `position` of the slot asks whether it may wait for results of other work.
     The machine returns a WaitAnswered."""
 
@@ -88,23 +80,20 @@ class SlotWaits:
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class SlotResumed:
+class SlotResumed(msgspec.Struct, frozen=True):
     """The function at `position` of the slot does not wait any more."""
 
     slot: int
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class LeaveRequested:
+class LeaveRequested(msgspec.Struct, frozen=True):
     """The process of this worker requests that the worker stop in good order."""
 
     grace_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class ActorServing:
+class ActorServing(msgspec.Struct, frozen=True):
     """The process of an actor has made its object, and serves calls at this address."""
 
     incarnation: int
@@ -112,8 +101,7 @@ class ActorServing:
     key: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ActorEnded:
+class ActorEnded(msgspec.Struct, frozen=True):
     """The process of an actor has ended, or could not be started. `error` is the packed error of
     its `__init__`, or empty."""
 
@@ -141,8 +129,7 @@ Event: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Give:
+class Give(msgspec.Struct, frozen=True):
     """Send functions and work items to a slot.
 
     Attributes:
@@ -157,16 +144,14 @@ class Give:
     items: list[tuple[int, int, int, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class Reclaim:
+class Reclaim(msgspec.Struct, frozen=True):
     """Keep a slot from beginning further items. The runtime then passes SlotReclaimed to the
     machine."""
 
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupt:
+class Interrupt(msgspec.Struct, frozen=True):
     """Have `zmqdist.cancelled()` return True in the function at `position`, so that the function
     can end early."""
 
@@ -174,31 +159,27 @@ class Interrupt:
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(msgspec.Struct, frozen=True):
     """Kill a slot's process. The machine does not return this effect if slots are threads."""
 
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class WaitAnswered:
+class WaitAnswered(msgspec.Struct, frozen=True):
     """Tell the function in a slot that it may wait, or, with a `refusal`, why it may not."""
 
     slot: int
     refusal: str
 
 
-@dataclass(frozen=True, slots=True)
-class EndSlot:
+class EndSlot(msgspec.Struct, frozen=True):
     """End the process or thread of an extra slot, which has no items. The runtime then passes
     SlotDied with position 0 to the machine."""
 
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class Spawn:
+class Spawn(msgspec.Struct, frozen=True):
     """Start a slot's process, or its thread. `devices` are the numbers of the worker's devices that
     the process may use; if there are none, it sees what the worker sees."""
 
@@ -206,8 +187,7 @@ class Spawn:
     devices: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetFunctions:
+class ForgetFunctions(msgspec.Struct, frozen=True):
     """Have a slot drop the functions and resources with these (coordinator, number). The number
     ALL_NUMBERS stands for all functions and resources of the coordinator."""
 
@@ -215,15 +195,13 @@ class ForgetFunctions:
     functions: list[tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class FreeBulk:
+class FreeBulk(msgspec.Struct, frozen=True):
     """Free the bulk result of this lease."""
 
     lease: int
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(msgspec.Struct, frozen=True):
     """The worker has ended. `code` is OK if the end was requested, otherwise another code of
     zmqdist.errors, with the reason in `error`."""
 
@@ -231,8 +209,7 @@ class Exit:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class SpawnActor:
+class SpawnActor(msgspec.Struct, frozen=True):
     """Start a process for this incarnation of an actor, which uses these devices."""
 
     spec: ActorSpec
@@ -240,15 +217,13 @@ class SpawnActor:
     devices: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class EndActor:
+class EndActor(msgspec.Struct, frozen=True):
     """Tell the process of an actor to end: no further call begins."""
 
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class KillActor:
+class KillActor(msgspec.Struct, frozen=True):
     """Kill the process of an actor."""
 
     incarnation: int

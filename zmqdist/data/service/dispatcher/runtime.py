@@ -47,7 +47,6 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from zmqdist.data.dataset import deserialize
 from zmqdist.data.service.dispatcher.journal import Journal
 from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
@@ -422,7 +421,7 @@ class DataDispatcher:
         record of the journal names a missing file. Runs in the writer thread.
         """
         try:
-            dataset = deserialize(description)
+            dataset = _dataset(description)
             fingerprint = dataset.fingerprint()
             self._datasets.put(fingerprint, description)
         except BaseException as error:
@@ -503,13 +502,20 @@ class DataDispatcher:
         """Return what `read` returns for a dataset. The result is kept in `results`, because
         parsing a description of megabytes takes long."""
         if fingerprint not in results:
-            results[fingerprint] = read(deserialize(self._datasets.get(fingerprint)))
+            results[fingerprint] = read(_dataset(self._datasets.get(fingerprint)))
         return results[fingerprint]
 
     def _close(self) -> None:
         self._writer.shutdown(wait=False)
         if self._journal is not None:
             self._journal.close()
+
+
+def _dataset(description: str) -> Tree:
+    # here, because it imports all operations, and most dispatchers serve no dataset
+    from zmqdist.data.dataset import deserialize
+
+    return deserialize(description)
 
 
 def _source_counts(dataset: Tree) -> tuple[int, ...]:

@@ -21,7 +21,6 @@ from typing import Any
 from zmqdist.data import snapshot_layout, storage
 from zmqdist.data.chunks import spec_from_json, spec_to_json
 from zmqdist.data.constants import INFINITE_CARDINALITY
-from zmqdist.data.dataset import deserialize
 from zmqdist.data.ops.snapshots import checked_compression
 from zmqdist.data.service.snapshots.machine import (
     OwnerChanged,
@@ -89,6 +88,8 @@ class SnapshotFolder:
         """
         pressed = checked_compression(compression)
         spec_to_json(spec_from_json(spec))
+        from zmqdist.data.dataset import deserialize  # as in dispatcher/runtime.py
+
         tree = deserialize(dataset)
         if tree.cardinality() == INFINITE_CARDINALITY:
             raise invalid("Saving an infinite dataset is not allowed")
