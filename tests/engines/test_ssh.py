@@ -463,7 +463,10 @@ def test_host_with_wrong_clock_is_warning(
     shared: SshNetwork, launch: Launcher, tmp_path: Path
 ) -> None:
     python = fake_python(
-        tmp_path, "python", "import time; now = time.time; time.time = lambda: now() + 601"
+        tmp_path,
+        "python",
+        "import time; now = time.clock_gettime\n"
+        "time.clock_gettime = lambda clock: now(clock) + 601 * (clock == time.CLOCK_REALTIME)",
     )
     job = launch(
         shared,

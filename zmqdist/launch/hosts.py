@@ -471,7 +471,7 @@ def _checked(link: AgentLink) -> AgentHello:
         raise errors.FailedPreconditionError(
             f"{link.host}: zmqdist {greeting.version} there ({greeting.path}) and {__version__} "
             f"here "
-            f"({Path(__file__).parents[1]}): install the same version on both"
+            f"({Path(__file__).resolve().parents[1]}): install the same version on both"
         )
     return greeting
 
