@@ -72,6 +72,7 @@ def test_shown_signatures_are_those_of_functions() -> None:
         "nested_slots_max",
         "dashboard",
         "logs",
+        "cancel_on_interrupt",
         "options",
     ]
     assert next(iter(inspect.signature(DispatcherConfig).parameters)) == "port"
