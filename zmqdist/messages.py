@@ -772,7 +772,7 @@ class ServerFacts(Message, tag=57):
     the server has ended. `variables_more` are not in the list.
     """
 
-    SENT = "coordinator, worker -> dispatcher"
+    SENT = "coordinator -> dispatcher, worker -> dispatcher"
     incarnation: int
     name: str = ""
     methods: list[MethodFacts] = []

@@ -106,6 +106,13 @@ def test_child_leads_session_without_ctrl_c(nursery: Nursery) -> None:
     assert spawned.ours.recv(1) == b"i"
 
 
+def test_child_ordered_after_close_leaves_no_descriptor(nursery: Nursery) -> None:
+    nursery.loop.run(nursery.children.close)
+    spawned = nursery.spawn()
+    assert spawned.ours.recv(1) == b""  # its other end is closed
+    assert (spawned.child.pid, spawned.codes) == (0, [])
+
+
 def test_early_kill_is_reported(nursery: Nursery) -> None:
     ours, theirs = socket.socketpair()
     codes: list[int] = []

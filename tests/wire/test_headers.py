@@ -17,16 +17,26 @@ from zmqdist.wire import headers
 from zmqdist.wire.hello import is_hello
 
 
+def is_within(struct: msgspec.Struct) -> bool:
+    """Return whether the numbers of a struct, and of the structs in its lists, are in the bounds of
+    their types, and none is NaN."""
+    for name, hint in get_type_hints(type(struct), include_extras=True).items():
+        value = getattr(struct, name)
+        for constraint in getattr(hint, "__metadata__", ()):
+            low, high = constraint.ge, constraint.le
+            if not (low is None or value >= low) or not (high is None or value <= high):
+                return False
+        if isinstance(value, list):
+            parts = [item for item in value if isinstance(item, msgspec.Struct)]
+            if not all(map(is_within, parts)):
+                return False
+    return True
+
+
 def fits(message: messages.Message) -> bool:
-    """Return whether all ints fit into 64 bits, as a header requires, and no time is negative or
-    NaN."""
-    bounded = [
-        getattr(message, name)
-        for name, hint in get_type_hints(type(message), include_extras=True).items()
-        if any(constraint.ge is not None for constraint in getattr(hint, "__metadata__", ()))
-    ]
+    """Return whether all ints fit into 64 bits, as a header requires, and all are in bounds."""
     try:
-        return bool(headers.encode(message)) and all(number >= 0 for number in bounded)
+        return bool(headers.encode(message)) and is_within(message)
     except OverflowError:
         return False
 

@@ -247,6 +247,9 @@ class BoundChildren:
           title: what the child is, for people.
         """
         child = BoundChild(self, module, descriptors, exited, variables or {}, title)
+        if self._closed:
+            child.close()
+            return child
         self._unordered.append(child)
         self._order_next()
         return child

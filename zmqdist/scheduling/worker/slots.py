@@ -253,6 +253,7 @@ class ProcessSlots:
         """Release pipes and pages. The slot processes end together with the zygote."""
         self.loop.set_timer((self, "look"), None, self._poll_positions)
         self.loop.set_timer((self, "memory"), None, self._read_memory)
+        self._zygote_lost = True  # the machine may still ask for a slot
         for process in filter(None, self._slots):
             process.close()
 
