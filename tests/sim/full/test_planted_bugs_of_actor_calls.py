@@ -6,11 +6,11 @@ A row has the name of the bug, the fault that plants it, and the start of the si
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.sim.planted import Plant, around, effects, events, expect_report
 from tests.sim.simulations.actor_calls import simulate_actor_calls

@@ -7,10 +7,10 @@ A row has the name of the bug, the fault that plants it, and the start of the si
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.sim.full.test_planted_bugs import first_complaint
 from tests.sim.planted import Plant, effects, events, expect_report, no_arrow, unheard, without

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.sim.planted import Plant, around, effects, events, unheard, without
@@ -43,7 +44,7 @@ def any_name(patch: pytest.MonkeyPatch) -> None:
         if isinstance(event, KeyHeard) and isinstance(event.heard.message, Join):
             join = event.heard.message
             right = Join(join.number, join.secret, names[join.number])
-            return replace(event, heard=replace(event.heard, message=right))
+            return replace(event, heard=msgspec.structs.replace(event.heard, message=right))
         return event
 
     events(Keyring, alter)(patch)
