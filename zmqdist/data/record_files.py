@@ -52,13 +52,17 @@ class TFRecordWriter:
             raise invalid("`dataset` is infinite, and has no last record: take() some")
         with storage.open_write(self._path) as file:
             sink = storage.compressing(file, self._compression)
-            for x in dataset:
-                if not isinstance(x, (str, bytes)):
-                    raise TypeError(f"`dataset`: a record is bytes or str, not {type(x).__name__}")
-                data = x.encode("utf-8", "surrogateescape") if isinstance(x, str) else x
-                sink.write(readers.framed(data, self._checksum))
-            if sink is not file:
-                sink.close()
+            try:
+                for x in dataset:
+                    if not isinstance(x, (str, bytes)):
+                        raise TypeError(
+                            f"`dataset`: a record is bytes or str, not {type(x).__name__}"
+                        )
+                    data = x.encode("utf-8", "surrogateescape") if isinstance(x, str) else x
+                    sink.write(readers.framed(data, self._checksum))
+            finally:
+                if sink is not file:
+                    sink.close()
             storage.sync(file)
 
 

@@ -88,6 +88,10 @@ class RowConverter:
         if dtype.kind == "U":
             return text
         try:
+            if dtype.kind in "iu":
+                bounds = np.iinfo(dtype)
+                if not bounds.min <= int(text) <= bounds.max:  # NumPy 1 would wrap it
+                    raise OverflowError
             with np.errstate(over="raise"):
                 return dtype.type(text)
         except (ValueError, ArithmeticError):
