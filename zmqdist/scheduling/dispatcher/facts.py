@@ -120,6 +120,12 @@ class FunctionTotals:
         }
 
 
+def smoothed_rate(before: float, added: int, elapsed_s: float) -> float:
+    """Return a rate per second, smoothed over RATE_S, after `added` more events in `elapsed_s`
+    seconds, which are above 0. A count that began again adds nothing."""
+    return before + (max(0, added) / elapsed_s - before) * min(1.0, elapsed_s / RATE_S)
+
+
 def percentile(buckets: Mapping[int, int], share: float) -> float:
     """Return the duration in seconds that this share of all runs did not exceed, within 9 %; 0
     without runs."""
@@ -268,8 +274,8 @@ class Facts:
             self.actors[facts.actor] = before
         elapsed_s = now - before.at
         if elapsed_s > 0:
-            rate = max(0, facts.calls - before.facts.calls) / elapsed_s
-            before.calls_per_s += (rate - before.calls_per_s) * min(1.0, elapsed_s / RATE_S)
+            added = facts.calls - before.facts.calls
+            before.calls_per_s = smoothed_rate(before.calls_per_s, added, elapsed_s)
         before.facts, before.at = facts, now
         before.buckets.update(dict(facts.buckets))
 

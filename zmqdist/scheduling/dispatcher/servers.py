@@ -25,7 +25,7 @@ from zmqdist.limits import (
     VARIABLES_SHOWN_MAX,
 )
 from zmqdist.messages import MethodFacts, ServerFacts, VariableFacts
-from zmqdist.scheduling.dispatcher.facts import RATE_S, percentile
+from zmqdist.scheduling.dispatcher.facts import percentile, smoothed_rate
 
 DIMENSIONS_SHOWN_MAX = 32
 
@@ -66,7 +66,9 @@ class Servers:
         if elapsed_s > 0:
             updates = {(row.session, row.number): row.updates for row in before.variables}
             server.rates = {
-                key: _rate(server.rates.get(key, 0.0), row.updates - updates.get(key, 0), elapsed_s)
+                key: smoothed_rate(
+                    server.rates.get(key, 0.0), row.updates - updates.get(key, 0), elapsed_s
+                )
                 for row in variables
                 for key in [(row.session, row.number)]
             }
@@ -105,10 +107,6 @@ class Servers:
             "rpc": [_method(server, row) for server, row in busiest],
             "rpc_more": len(methods) - len(busiest),
         }
-
-
-def _rate(before: float, added: int, elapsed_s: float) -> float:
-    return before + (max(0, added) / elapsed_s - before) * min(1.0, elapsed_s / RATE_S)
 
 
 def _variable(server: _Server, row: VariableFacts) -> dict[str, Any]:

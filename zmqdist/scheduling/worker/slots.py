@@ -174,14 +174,14 @@ class ProcessSlots:
         if memory_bytes_max is not None:
             loop.call_soon(self._read_memory)
         self._poll_scheduled = False
-        self._zygote_lost = False
+        self._can_fork = True
         self.deaths = 0
 
     # -- effects of the machine --------------------------------------------------------------------
 
     def spawn(self, spawn: Spawn) -> None:
-        if self._zygote_lost:
-            return  # no process can be forked, and `_zygote_died` reports the deaths of all slots
+        if not self._can_fork:
+            return  # `_zygote_died` has reported the deaths of all slots, or the worker ends
         if spawn.slot == len(self._slots):
             self._slots.append(None)
         process = self._slots[spawn.slot] = _SlotProcess(self, spawn.slot)
@@ -253,7 +253,7 @@ class ProcessSlots:
         """Release pipes and pages. The slot processes end together with the zygote."""
         self.loop.set_timer((self, "look"), None, self._poll_positions)
         self.loop.set_timer((self, "memory"), None, self._read_memory)
-        self._zygote_lost = True  # the machine may still ask for a slot
+        self._can_fork = False  # the machine may still ask for a slot
         for process in filter(None, self._slots):
             process.close()
 
@@ -296,7 +296,7 @@ class ProcessSlots:
         )
 
     def _zygote_died(self, code: int | None) -> None:
-        self._zygote_lost = True
+        self._can_fork = False
         # So many deaths that the machine gives up (SPAWN_FAILURES_MAX), because no slot can start.
         for slot in range(len(self._slots)):
             for _ in range(3):
