@@ -76,6 +76,10 @@ class PortionsRunner(Runner):
         for lane in self._lanes.values():
             lane.expire(reply)
 
+    def join(self) -> None:
+        for lane in self._lanes.values():
+            lane.join()
+
     def close(self) -> None:
         self._closed = True
         for lane in self._lanes.values():

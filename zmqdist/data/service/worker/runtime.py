@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
-from zmqdist.data.dataset import deserialize
+from zmqdist.data.dataset import Dataset, deserialize
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service import local_workers
 from zmqdist.data.service.compression import codec_for, codec_of, compress_batch
@@ -134,7 +134,7 @@ class TaskHost(Protocol):
     def location(self, number: int) -> str:
         """Return the address to which readers of task `number` connect."""
 
-    def drop(self, number: int) -> None:
+    def drop(self, number: int) -> object:
         """End task `number`. Ignores an unknown number. Does not block."""
 
     def hand_back(self, number: int) -> bool:
@@ -145,6 +145,10 @@ class TaskHost(Protocol):
     def figures(self) -> dict[int, tuple[Any, ...]]:
         """Return the figures of the running tasks (data/service/dispatcher/machine/events.py),
         by number."""
+
+    def leave(self) -> None:
+        """Keep nothing for later tasks from now on, because the worker is leaving."""
+        return
 
     @property
     def unsent(self) -> bool:
@@ -343,6 +347,7 @@ class DataWorker:
         ended. To stop without this delay, call `close`.
         """
         self._drained = then
+        self.host.leave()
         self._report_leaving()
         self.snapshots.drain(self._end_if_drained)
         self._perform(self._machine.drain())
@@ -433,6 +438,9 @@ class TaskThreads(TaskHost):
         self._refuses = False
         self._client: ZmqClient | None = None
         self._split_clients: dict[int, SplitClient] = {}
+        self._definition = ("", "")
+        """The fingerprint and description of the last pipeline, which the next task often has.
+        """
         service.register_later(ELEMENTS, self._elements, roles=READERS)
 
     def begin(self, task: WorkerTask) -> None:
@@ -451,13 +459,16 @@ class TaskThreads(TaskHost):
     def _refuse(self) -> None:
         self._refuses = True
 
-    def drop(self, number: int) -> None:
+    def drop(self, number: int) -> Runner | None:
+        """End a task, as `TaskHost.drop` says. Return its runner, whose thread may still run."""
         task = self._tasks.pop(number, None)
         split_client = self._split_clients.pop(number, None)
         if split_client is not None:
             split_client.close()
-        if task is not None and task.runner is not None:
-            task.runner.close()
+        runner: Runner | None = None if task is None else task.runner
+        if runner is not None:
+            runner.close()
+        return runner
 
     def hand_back(self, number: int) -> bool:
         split_client = self._split_clients.get(number)
@@ -627,7 +638,7 @@ class TaskThreads(TaskHost):
         one of another dispatcher, can continue the portion.
         """
         if task.pipeline is None:
-            task.pipeline = portion_pipeline(deserialize(split_client.definition(task.fingerprint)))
+            task.pipeline = portion_pipeline(self._pipeline(task, split_client))
         positions = iter(range(start, start + length))
         return open_split(
             task.pipeline,
@@ -635,11 +646,19 @@ class TaskThreads(TaskHost):
             entropy=(number, task.repetition),
         )
 
+    def _pipeline(self, task: WorkerTask, split_client: SplitClient) -> Dataset:
+        """Return a new object of the task's dataset. Called in a thread of the task."""
+        fingerprint, description = self._definition
+        if fingerprint != task.fingerprint:
+            description = split_client.definition(task.fingerprint)
+            self._definition = task.fingerprint, description
+        return deserialize(description)
+
     def _open(self, task: WorkerTask, split_client: SplitClient) -> DatasetIterator:
         """Open the pipeline of a task that does not compute portions. Called in the task's
         thread.
         """
-        dataset = deserialize(split_client.definition(task.fingerprint))
+        dataset = self._pipeline(task, split_client)
         if task.terms.coordinated:
             rounds_task.require_infinite(dataset.cardinality())
         if task.terms.cache:

@@ -34,6 +34,7 @@ import zmqdist.data.dataset  # noqa: F401  loads the operators before the fork
 from zmqdist import clock as time
 from zmqdist.data.service.task_errors import TaskFailure
 from zmqdist.data.service.worker.runtime import FLUSH_S, TaskThreads
+from zmqdist.data.service.worker.task_runner import Runner
 from zmqdist.data.service.worker.tasks_machine import PROGRESS, WorkerTask, WorkerTaskState
 from zmqdist.errors import OpError, from_code
 from zmqdist.process.pipe import BYTES, BlockingPipe
@@ -109,6 +110,12 @@ def progress_of_replies(memory: mmap.mmap) -> memoryview:
     return memoryview(memory).cast("Q")[-1:]
 
 
+def tasks_ended(memory: mmap.mmap) -> memoryview:
+    """Return the number in the shared memory that counts the dropped tasks whose user code has
+    ended."""
+    return memoryview(memory).cast("Q")[-2:-1]
+
+
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt (malloc.h)."""
 
@@ -136,7 +143,7 @@ def main(orders_fd: int, memory_fd: int) -> None:
             pipe.close()
             os.close(listener)
             continue
-        process = process or _Process(begin)
+        process = process or _Process(begin, tasks_ended(memory))
         process.begin(begin, pipe, row(memory, begin.row), listener)
     if process is not None:
         process.stop(progress_of_replies(memory))
@@ -148,9 +155,11 @@ class _Process:
 
     Args:
       begin: the definition of the first task.
+      ended: the number that `tasks_ended` returns.
     """
 
-    def __init__(self, begin: Begin) -> None:
+    def __init__(self, begin: Begin, ended: memoryview) -> None:
+        self._ended = ended
         self._pipes: dict[int, BlockingPipe[bytes]] = {}
         self._addresses: dict[int, str] = {}
         self._loop = Loop(f"zmqdist-task-{begin.task[0]}")
@@ -171,7 +180,6 @@ class _Process:
         self._tasks.finished = lambda number: self._send(number, FINISHED)
         self._tasks.address = begin.worker
         self._tasks.cache_bytes = begin.cache_bytes
-        self._tasks.state = begin.state
         self._tasks.began = self._report
         self._service.attach(self._router, self._loop, incarnation)
         self._loop.on_stop(self._service.close)
@@ -182,6 +190,7 @@ class _Process:
             task.failed = TaskFailure(from_code(*begin.failure), begin.for_good)
         if begin.finished:
             task.enter(WorkerTaskState.DONE)
+        self._tasks.state = begin.state
         self._pipes[task.id] = pipe
         # While n tasks compute, the loop waits for n of Python's intervals each time that it needs
         # the GIL.
@@ -208,7 +217,13 @@ class _Process:
                     self._loop.call_soon(
                         self._refuse if message == REFUSE else self._hand_back, number
                     )
-            self._loop.call_soon(self._drop, number)
+            runner = self._loop.run(self._drop, number)
+            if runner is not None:
+                runner.join()
+            self._loop.call_soon(self._count_end)
+
+    def _count_end(self) -> None:
+        self._ended[0] += 1
 
     def _hand_back(self, number: int) -> None:
         if not self._tasks.hand_back(number):
@@ -225,10 +240,11 @@ class _Process:
         else:
             self._send(number, ANSWERED)
 
-    def _drop(self, number: int) -> None:
-        self._tasks.drop(number)
+    def _drop(self, number: int) -> Runner | None:
+        runner = self._tasks.drop(number)
         self._pipes.pop(number).close()
         self._unbind_later(self._addresses.pop(number))
+        return runner
 
     def _unbind_later(self, address: str) -> None:
         self._loop.set_timer(

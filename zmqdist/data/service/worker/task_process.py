@@ -8,6 +8,10 @@ Which process runs a task
     from then on, so that the next crash is charged to the right task. Such processes come on top of
     the bound.
 
+    A process that has run the tasks of one dataset is kept for KEPT_S after its last task, and the
+    next task of this dataset runs in it, if the user code of the earlier tasks has ended. So a new
+    iterator waits for no fork, no import and no pipeline.
+
 How readers reach a task
     The worker opens a listening socket for each task, and publishes the socket's port at once. It
     accepts no connection on this socket. When the first reader connects, the worker has its zygote
@@ -36,9 +40,9 @@ When the process crashes (a signal, os._exit, out of memory)
     process starts when a reader connects.
 
 The end
-    After the last task of a process is dropped, the process sends its last replies, and ends. The
-    worker kills the process when it has sent nothing for END_S, even if user code is running. All
-    processes end with the worker.
+    A process that is not kept, or no longer, sends its last replies, and ends. The worker kills the
+    process when it has sent nothing for END_S, even if user code is running. All processes end with
+    the worker.
 
 Everything here runs in the worker's loop thread.
 """
@@ -71,6 +75,7 @@ from zmqdist.data.service.worker.task_main import (
     Begin,
     progress_of_replies,
     row,
+    tasks_ended,
 )
 from zmqdist.data.service.worker.tasks_machine import WorkerTask, WorkerTaskState
 from zmqdist.errors import OpError, UnknownError
@@ -91,6 +96,13 @@ END_S: Final = ANSWERS_S + 3.0
 """Seconds after which the worker kills a process whose tasks are all dropped, and whose last
 replies do not move on."""
 
+KEPT_S: Final = 10.0
+"""Seconds for which a process without tasks waits for another task of its dataset."""
+
+KEPT_MAX: Final = 2
+"""Processes without tasks that a worker keeps. Two serve a program that opens the next iterator
+before it closes the last one."""
+
 ORDER_AGAIN_S: Final = 0.05
 """Seconds after which the worker repeats an order that a process could not take."""
 
@@ -105,6 +117,7 @@ class TaskProcesses(TaskHost):
 
     Attributes:
       processes: the running processes.
+      kept: those that wait for another task, first the one that has waited longest.
       processes_max: the number of processes beyond which tasks share processes.
     """
 
@@ -125,6 +138,8 @@ class TaskProcesses(TaskHost):
         self._dispatcher_timeout_s = dispatcher_timeout_s
         self._tasks: dict[int, _Task] = {}
         self.processes: list[_Process] = []
+        self.kept: list[_Process] = []
+        self.kept_max = KEPT_MAX
         self.processes_max = TASK_PROCESSES_PER_CORE * cores()
 
     def begin(self, task: WorkerTask) -> None:
@@ -132,12 +147,24 @@ class TaskProcesses(TaskHost):
 
     def process_for(self, task: _Task) -> _Process:
         """Return the process that is to run a task."""
+        for process in self.kept:
+            if process.dataset == task.dataset and process.is_idle and not task.suspect:
+                return process
         shared = [process for process in self.processes if process.tasks and not process.alone]
         # the next crash of a suspect task must be charged to it alone
         if task.suspect or len(shared) < self.processes_max:
             self.processes.append(_Process(self, alone=task.suspect))
             return self.processes[-1]
         return min(shared, key=lambda process: len(process.unfinished))
+
+    def keep(self, kept_max: int) -> None:
+        """Keep at most `kept_max` processes without tasks."""
+        self.kept_max = kept_max
+        for process in self.kept[: max(0, len(self.kept) - kept_max)]:
+            process.end()
+
+    def leave(self) -> None:
+        self.keep(0)
 
     def location(self, number: int) -> str:
         return self._tasks[number].address
@@ -166,6 +193,7 @@ class TaskProcesses(TaskHost):
         return self.unsent
 
     def refuse(self) -> None:
+        self.leave()
         for task in list(self._tasks.values()):
             task.refuse()
 
@@ -178,6 +206,7 @@ class TaskProcesses(TaskHost):
             process.close()
         self._tasks.clear()
         self.processes.clear()
+        self.kept.clear()
 
     def begin_message(
         self, task: WorkerTask, row: int, error: OpError | None, for_good: bool
@@ -208,12 +237,15 @@ class _Process:
 
     Attributes:
       tasks: the tasks that the process runs and that are not dropped, by their rows in the shared
-        memory. A process without tasks is ending.
+        memory. A process without tasks is kept, or ending.
+      dataset: the fingerprint of the dataset of all its tasks; "" if they have different datasets.
     """
 
     def __init__(self, owner: TaskProcesses, *, alone: bool) -> None:
         self.tasks: dict[int, _Task] = {}
         self.alone = alone
+        self.dataset: str | None = None
+        self._tasks_count = 0
         self._replies_progress = 0
         self._owner = owner
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -226,6 +258,12 @@ class _Process:
     @property
     def unfinished(self) -> list[_Task]:
         return [task for task in self.tasks.values() if not task.finished]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the user code of all tasks has ended."""
+        with tasks_ended(self._memory) as ended:
+            return bool(ended[0] == self._tasks_count)
 
     def free_row(self) -> int:
         """Return the number of a row of the shared memory that no task has, and set the row to
@@ -245,19 +283,35 @@ class _Process:
             return False
         else:
             self.tasks[number] = task
+            self._tasks_count += 1
+            self.dataset = task.dataset if self.dataset in (None, task.dataset) else ""
+            if self in self._owner.kept:
+                self._owner.kept.remove(self)
+                self._owner.loop.set_timer(self, None, self.end)
             return True
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
     def drop(self, number: int) -> None:
-        """Remove a task. A process without tasks ends; the module's docstring says when it is
-        killed."""
+        """Remove a task, and keep or end a process without tasks."""
         del self.tasks[number]
-        # the process ends when its last replies have left
-        if not self.tasks:
-            self._orders.close()
-            self._kill_later()
+        if self.tasks:
+            return
+        if self.alone or not self.dataset:
+            self.end()
+            return
+        self._owner.kept.append(self)
+        self._owner.loop.set_timer(self, self._owner.loop.now() + KEPT_S, self.end)
+        self._owner.keep(self._owner.kept_max)
+
+    def end(self) -> None:
+        """Have the process end when its last replies have left. The module's docstring says when
+        it is killed."""
+        if self in self._owner.kept:
+            self._owner.kept.remove(self)
+        self._orders.close()
+        self._kill_later()
 
     def _kill_later(self) -> None:
         self._owner.loop.set_timer(self, self._owner.loop.now() + END_S, self._kill_if_idle)
@@ -279,6 +333,8 @@ class _Process:
                 task.process_exited(code, self._child.tail(), progress, others_count)
         if self in self._owner.processes:
             self._owner.processes.remove(self)
+            if self in self._owner.kept:
+                self._owner.kept.remove(self)
             self.close()
 
     def close(self) -> None:
@@ -324,6 +380,10 @@ class _Task:
         self._for_good = False
         self._closed = False
         self._wait_for_readers()
+
+    @property
+    def dataset(self) -> str:
+        return str(self._task.fingerprint)
 
     @property
     def finished(self) -> bool:

@@ -93,6 +93,9 @@ class Runner(Protocol):
         """Stop the task, and reply to the waiting requests with an error. Does not wait for user
         code."""
 
+    def join(self) -> None:
+        """Wait until the user code of a closed task has ended."""
+
     def figures(self) -> tuple[Any, ...] | None:
         """Return the task's figures: the fields of a TaskReport
         (dispatcher/machine/events.py). Return None for a task without figures."""
@@ -151,6 +154,10 @@ class PipelineRunner(Runner):
             with self._lock:
                 if not self._thread.ident:
                     self._thread.start()
+
+    def join(self) -> None:
+        if self._thread.ident:
+            self._thread.join()
 
     def _run(self) -> None:
         error: BaseException | None = None
