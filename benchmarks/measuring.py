@@ -61,7 +61,7 @@ class Plan:
     starts: int = 5
     block_s: float = 0.5
     count_max: int = 200_000
-    sizes: tuple[int, ...] = (2**16, 2**20, 2**22, 2**24, 2**26, 2**28)
+    sizes: tuple[int, ...] = (2**12, 2**16, 2**20, 2**22, 2**24, 2**26, 2**28)
     fanout_bytes: int = 2**26
     queued: int = 1_000_000
     queued_each: int = 10_000
@@ -78,7 +78,7 @@ QUICK: Final = Plan(
     blocks=3,
     starts=2,
     block_s=0.3,
-    sizes=(2**16, 2**20, 2**24, 2**28),
+    sizes=(2**12, 2**16, 2**20, 2**24, 2**28),
     queued=200_000,
     queued_each=2000,
     greedy_bytes=2**30,

@@ -95,6 +95,12 @@ INLINE_BYTES_MAX: Final = 65_536
 separate frame. A larger payload is *large*.
 """
 
+CALL_INLINE_BYTES_MAX: Final = 12 * 2**10
+"""Bytes of the largest array that is in the header of a call or reply. A larger one has a frame of
+its own, because in a header it would be copied several times, and cut into pieces
+(HEADER_PIECE_BYTES). For a smaller one, a frame takes longer than the copies.
+"""
+
 DEFINITION_INLINE_BYTES_MAX: Final = 4096
 """Bytes of the definition of a per-worker resource that are sent with each function that uses the
 resource. Each worker fetches a larger definition once.

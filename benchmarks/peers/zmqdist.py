@@ -38,7 +38,7 @@ from benchmarks.peers.streams import (
 
 ANSWER_MS = 60_000
 QUESTIONS_OF = {
-    "threads": {"latency", "calls"},
+    "threads": {"latency", "calls", "bandwidth"},
     "sockets": {"bandwidth", "fanout", "captured", "data_arrays"},
     "inside": streams.QUESTIONS,
 }
@@ -102,13 +102,13 @@ class Zmqdist(System):
         peer = self.stack.enter_context(peer_process())
         return self.stack.enter_context(Client.create("zmq", peer, "benchmarks", ANSWER_MS))
 
+    @property
+    def _echo(self) -> Any:
+        client = self._client
+        return client.echo_pool_blocking if self.variant == "threads" else client.echo_blocking
+
     def latency(self, count: int) -> list[float]:
-        blocking = (
-            self._client.echo_pool_blocking
-            if self.variant == "threads"
-            else self._client.echo_blocking
-        )
-        return timed(lambda: blocking(7), count)
+        return timed(lambda: self._echo(7), count)
 
     def calls(self, count: int, window: int) -> list[float]:
         start = self._client.echo_pool if self.variant == "threads" else self._client.echo
@@ -121,7 +121,7 @@ class Zmqdist(System):
         return rate(work, count)
 
     def bandwidth(self, count: int, size: int) -> list[float]:
-        return echoed(self._client.echo_blocking, size, count)
+        return echoed(self._echo, size, count)
 
     # -- tasks -------------------------------------------------------------------------------------
 

@@ -93,6 +93,13 @@ def test_large_values_travel_in_frames() -> None:
     assert same(value, travel(value))
 
 
+def test_few_arrays_above_a_lower_bound_are_frames() -> None:
+    value = [np.full(1001, number, "u1") for number in range(6)] + [np.ones(1000, "u1")]
+    body, frames = safe.encode(value, 1000)
+    assert len(frames) == 4, "further ones of medium size are in the body"
+    assert same(value, safe.decode(body, [bytearray(frame) for frame in frames], "peer"))
+
+
 def test_large_array_is_not_copied() -> None:
     array = np.zeros(2**20)
     _, [frame] = safe.encode([array])

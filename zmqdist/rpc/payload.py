@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from zmqdist import nest
 from zmqdist.errors import InvalidArgumentError
-from zmqdist.limits import CHUNK_BYTES, DEPTH_MAX
+from zmqdist.limits import CALL_INLINE_BYTES_MAX, CHUNK_BYTES, DEPTH_MAX
 from zmqdist.tensors import described
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.shm_pool import ReceivedMemory, memory_for, this_pool
@@ -50,7 +50,7 @@ def pack(value: Any) -> tuple[bytes, list[Any]]:
         place and the allowed types.
     """
     try:
-        return safe.encode(value)
+        return safe.encode(value, CALL_INLINE_BYTES_MAX)
     except InvalidArgumentError as error:
         try:
             arrays = nest.map_structure(_as_array, value)
@@ -64,7 +64,7 @@ def pack(value: Any) -> tuple[bytes, list[Any]]:
             raise error from None
         if unchanged:
             raise
-        return safe.encode(arrays)
+        return safe.encode(arrays, CALL_INLINE_BYTES_MAX)
 
 
 def leaves(value: Any) -> list[Any]:
@@ -146,18 +146,22 @@ def _copied(part: Any) -> Source:
     return copy
 
 
-def pack_result(box: list[Any], *, lends: bool) -> tuple[bytes, Sequence[Source]]:
+def pack_result(
+    box: list[Any], *, lends: bool, at_once: bool = False
+) -> tuple[bytes, Sequence[Source]]:
     """Return the value in `box`, packed as a body and sources. The handler may keep and change the
     value afterwards.
 
     Args:
       box: a list whose only item is the value. No other code refers to the list, so that
         `is_temporary` can recognise a temporary value.
+      at_once: whether small parts are sent, and so copied, before the handler can run again.
 
     Raises:
       InvalidArgumentError: the value contains an object that cannot travel.
     """
-    still = is_temporary(box)
+    # parts that are lent are copied in any case
+    still = not lends and is_temporary(box)
     try:
         body, parts = pack(box[0])
     except InvalidArgumentError:
@@ -167,7 +171,7 @@ def pack_result(box: list[Any], *, lends: bool) -> tuple[bytes, Sequence[Source]
     if not parts:
         return body, parts
     if not is_large(parts):
-        return body, [bytes(part) for part in parts]
+        return body, parts if at_once else [bytes(part) for part in parts]
     return body, snapshot(parts, lends=lends, still=still)
 
 

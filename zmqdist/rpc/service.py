@@ -1312,7 +1312,8 @@ def _run_method(
     keep and change its result afterwards."""
     try:
         box = [method.run(body, frames, peer.name)]
-        body, sources = pack_result(box, lends=peer.bulk is not None and peer.bulk.shares_memory)
+        lends = peer.bulk is not None and peer.bulk.shares_memory
+        body, sources = pack_result(box, lends=lends, at_once=method.inline)
         return Reply(id, errors.OK, "", body), sources
     except BaseException as error:
         return failed(id, error), ()

@@ -311,6 +311,10 @@ _JOINED_BYTES_MIN = 32
 """Bytes. A smaller part of a large value is in the body, because a place in the joined frame saves
 nothing."""
 
+_MEDIUM_FRAMES_MAX = 4
+"""Number of frames after which only arrays above INLINE_BYTES_MAX get one, because many small
+frames take longer than their copies in the body."""
+
 _pack = msgspec.msgpack.Encoder().encode
 
 
@@ -341,12 +345,14 @@ class _Writer:
       inline_bytes: bytes of the arrays in the body.
       careful: whether this is the second attempt, which checks each int, str and bytes. Only large
         or difficult values need it.
+      inline_max: bytes of the largest array in the body.
       plain: types that MessagePack encodes without help.
     """
 
-    __slots__ = ("careful", "frames", "inline_bytes", "joined", "plain")
+    __slots__ = ("careful", "frames", "inline_bytes", "inline_max", "joined", "plain")
 
-    def __init__(self, careful: bool) -> None:
+    def __init__(self, careful: bool, inline_max: int = INLINE_BYTES_MAX) -> None:
+        self.inline_max = inline_max
         self.frames: list[Any] = []
         self.joined: list[Any] = []
         self.inline_bytes = 0
@@ -355,24 +361,30 @@ class _Writer:
 
     def is_inline(self, nbytes: int) -> bool:
         """Return whether a part with so many bytes belongs into the body."""
-        return nbytes <= (_JOINED_BYTES_MIN if self.careful else INLINE_BYTES_MAX)
+        return nbytes <= (_JOINED_BYTES_MIN if self.careful else self.inline_max)
 
     def large(self, data: Any, nbytes: int) -> int | None:
         """Take a part that does not belong into the body. Return what the body has in place of
         it.
         """
-        if nbytes > INLINE_BYTES_MAX and len(self.frames) < FRAMES_MAX - 2:
+        if nbytes > self.inline_max and len(self.frames) < FRAMES_MAX - 2:
             self.frames.append(data)
+            if len(self.frames) == _MEDIUM_FRAMES_MAX:
+                self.inline_max = INLINE_BYTES_MAX
             return None
         self.joined.append(data)
         return nbytes
 
 
-def encode(value: Any) -> tuple[bytes, list[Any]]:
+def encode(value: Any, inline_max: int = INLINE_BYTES_MAX) -> tuple[bytes, list[Any]]:
     """Return the body and the frames that encode a value.
 
     The frames of contiguous arrays show the arrays' own memory, so send or copy the frames before
     the arrays can change. The body is a copy.
+
+    Args:
+      inline_max: bytes of the largest array in the body. After _MEDIUM_FRAMES_MAX frames, arrays of
+        up to INLINE_BYTES_MAX are in the body, too.
 
     Raises:
       InvalidArgumentError: part of the value has a type that cannot travel (the text names its
@@ -392,19 +404,19 @@ def encode(value: Any) -> tuple[bytes, list[Any]]:
         # bytes of 4 GiB
         body = None
     if body is None or len(body) > _CAREFUL_BYTES:
-        return _encode(value)
+        return _encode(value, inline_max)
     return body, []
 
 
-def _encode(value: Any) -> tuple[bytes, list[Any]]:
-    out = _Writer(careful=False)
+def _encode(value: Any, inline_max: int) -> tuple[bytes, list[Any]]:
+    out = _Writer(False, inline_max)
     try:
         try:
             body = _pack(_node(value, out, 0))
         except (OverflowError, ValueError, _TooManyBytes):
             body = None
         if body is None or len(body) > _CAREFUL_BYTES:
-            out = _Writer(careful=True)
+            out = _Writer(True, inline_max)
             body = _pack(_node(value, out, 0))
     except _Refused as refused:
         _explain(value, refused)
@@ -815,7 +827,9 @@ def _read_array(node: list[Any], reader: _Reader, depth: int) -> Any:
     _, described, shape, fortran, data = _exactly(node, 5)
     if type(fortran) is not bool:
         raise ValueError("an array without an order")
-    if data is None:
+    if type(data) is bytes:
+        data = bytearray(data)
+    elif data is None:
         data = reader.frame()
         if type(data) is not np.ndarray and memoryview(data).readonly:
             data = bytearray(data)
