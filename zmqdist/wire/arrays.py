@@ -100,6 +100,7 @@ class BadArray(ValueError):
     the text says why."""
 
 
+_INT = frozenset({int})
 _PLAIN = re.compile(
     r"\|b1|[|<>][iu]1|[<>][iu][248]|[<>]f[248]|[<>]c(8|16)|\|[SV]\d{1,10}|[<>]U\d{1,10}"
     r"|[<>][mM]8(\[\d{0,10}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?"
@@ -273,6 +274,8 @@ def bytes_of(array: NDArray[Any]) -> memoryview:
     """
     if array.nbytes == 0:
         return memoryview(b"")
+    if array.flags.c_contiguous and array.dtype in _KNOWN_DTYPES:
+        return memoryview(array).cast("B")  # type: ignore[arg-type]
     flat = np.ascontiguousarray(array.T if is_fortran(array) else array).reshape(-1)
     return memoryview(flat.view(np.uint8))  # type: ignore[arg-type]
 
@@ -288,6 +291,14 @@ def rebuild(dtype: np.dtype[Any], shape: Any, fortran: bool, buffer: Any) -> NDA
       BadArray: no array has such a shape, or an array of this shape needs more or fewer bytes than
         the buffer has.
     """
+    have = memoryview(buffer).nbytes
+    array: NDArray[Any]
+    try:
+        array = np.ndarray(shape, dtype, buffer, order="F" if fortran else "C")
+        if array.nbytes == have > 0 and _INT.issuperset(map(type, shape)):
+            return array
+    except (ValueError, TypeError, OverflowError):
+        pass  # the checks below find out what is wrong
     sizes = _checked_shape(shape)
     count = 1
     for size in sizes:
@@ -297,14 +308,13 @@ def rebuild(dtype: np.dtype[Any], shape: Any, fortran: bool, buffer: Any) -> NDA
             f"an array of shape {_cut(sizes)} and dtype {dtype} is larger than {ARRAY_BYTES_MAX} "
             f"bytes"
         )
-    have = memoryview(buffer).nbytes
     if count * dtype.itemsize != have:
         raise BadArray(
             f"shape {_cut(sizes)} of {dtype} needs {count * dtype.itemsize} bytes, and {have} "
             f"arrived"
         )
     try:
-        array: NDArray[Any] = np.ndarray(sizes, dtype, buffer, order="F" if fortran else "C")
+        array = np.ndarray(sizes, dtype, buffer, order="F" if fortran else "C")
     except (ValueError, TypeError, OverflowError) as error:
         # with a size of 0 the checks above pass, but NumPy bounds the product of the other sizes
         raise BadArray(f"no array has shape {_cut(sizes)} and dtype {dtype}: {error}") from None

@@ -397,6 +397,9 @@ def encode(value: Any, inline_max: int = INLINE_BYTES_MAX) -> tuple[bytes, list[
             body = _pack(value)
         elif cls is tuple and _PLAIN.issuperset(map(type, value)):
             body = _pack((_TUPLE, *value))
+        elif cls is tuple and len(value) == 1 and type(value[0]) is np.ndarray:
+            out = _Writer(False, inline_max)
+            return _pack((_TUPLE, _write_array(value[0], out, 1))), out.frames
         else:
             body = None
     except (OverflowError, ValueError):
@@ -805,6 +808,12 @@ def _read_list(node: list[Any], reader: _Reader, depth: int) -> Any:
     return [_value(item, reader, depth) for item in node[1:]]
 
 
+def _read_tuple(node: list[Any], reader: _Reader, depth: int) -> Any:
+    if len(node) == 2:  # the arguments of most calls with an array
+        return (_value(node[1], reader, _step(depth)),)
+    return tuple(_read_list(node, reader, depth))
+
+
 def _read_dict(node: list[Any], reader: _Reader, depth: int) -> Any:
     items = _read_list(node, reader, depth)
     keys = items[::2]
@@ -827,9 +836,7 @@ def _read_array(node: list[Any], reader: _Reader, depth: int) -> Any:
     _, described, shape, fortran, data = _exactly(node, 5)
     if type(fortran) is not bool:
         raise ValueError("an array without an order")
-    if type(data) is bytes:
-        data = bytearray(data)
-    elif data is None:
+    if data is None:
         data = reader.frame()
         if type(data) is not np.ndarray and memoryview(data).readonly:
             data = bytearray(data)
@@ -893,7 +900,7 @@ def _read_spec(node: list[Any], reader: _Reader, depth: int) -> Any:
 
 
 _READERS: dict[int, Callable[[list[Any], _Reader, int], Any]] = {
-    _TUPLE: lambda node, reader, depth: tuple(_read_list(node, reader, depth)),
+    _TUPLE: _read_tuple,
     _LIST: _read_list,
     _DICT: _read_dict,
     _NAMED: _read_named,
