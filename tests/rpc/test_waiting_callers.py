@@ -13,6 +13,7 @@ import pytest
 from tests.rpc.helpers import Hosted, until
 from zmqdist import cancelled, errors
 from zmqdist.rpc import ZmqClient, ZmqServer
+from zmqdist.rpc.admission_machine import ShortMethod
 
 Serve = Callable[..., ZmqServer]
 Connect = Callable[..., ZmqClient]
@@ -170,7 +171,9 @@ def test_thread_without_call_is_not_cancelled(connect: Connect, batch: bool) -> 
     assert after == [False]
 
 
-def test_next_call_of_thread_is_not_cancelled(serve: Serve, connect: Connect) -> None:
+def test_next_call_of_thread_is_not_cancelled(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running = threading.Event()
     threads: list[int] = []
 
@@ -183,6 +186,7 @@ def test_next_call_of_thread_is_not_cancelled(serve: Serve, connect: Connect) ->
         threads.append(threading.get_ident())
         return cancelled()
 
+    monkeypatch.setattr(ShortMethod, "holds", lambda method, now: False)
     server = Hosted(threads_max=1)
     server.service.register("work", work)
     server.service.register("ask", ask)

@@ -543,3 +543,122 @@ def test_call_now_after_end_of_loop_raises(loop: Loop) -> None:
     loop.stop()
     with pytest.raises(FailedPreconditionError):
         loop.call_now(print)
+
+
+# -- functions apart from the turn -----------------------------------------------------------------
+
+
+class Apart:
+    """A function for `run_apart` that waits for `go`, and where it and `on_overdue` ran."""
+
+    def __init__(self, *, waits: bool) -> None:
+        self.began, self.go = threading.Event(), threading.Event()
+        self.overdue: list[tuple[int, bool]] = []
+        self.ran: list[tuple[int, bool]] = []
+        self.waits = waits
+
+    def into(self, loop: Loop) -> int:
+        """Have the loop run it, and return the loop's thread before that."""
+        self.loop = loop
+        loop.call_soon(loop.run_apart, self.run, self.note_overdue)
+        return loop.run(threading.get_ident)
+
+    def run(self) -> bool:
+        self.began.set()
+        assert not self.waits or self.go.wait(30)
+        self.ran.append((threading.get_ident(), self.loop.in_loop))
+        return len(self.ran) < 3 and not self.waits
+
+    def note_overdue(self) -> None:
+        self.overdue.append((threading.get_ident(), self.loop.in_loop))
+
+
+def test_function_apart_runs_in_loop_thread_without_the_turn(loop: Loop) -> None:
+    loop.start()
+    apart = Apart(waits=False)
+    thread = apart.into(loop)
+    until(lambda: len(apart.ran) == 3)  # as long as it returns True
+    assert apart.ran == [(thread, False)] * 3
+    assert loop.run(threading.get_ident) == thread
+    assert not apart.overdue
+
+
+def test_function_apart_that_waits_loses_the_loop(loop: Loop) -> None:
+    loop.start()
+    before = loop.run(threading.get_ident)
+    apart = Apart(waits=True)
+    loop.call_soon(loop.run_apart, apart.run, apart.note_overdue)
+    apart.loop = loop
+    assert apart.began.wait(30)
+    after = loop.run(threading.get_ident)  # though the first thread still waits
+    assert after != before
+    assert apart.overdue == [(after, True)]
+    apart.go.set()
+    until(lambda: apart.ran)
+    assert apart.ran == [(before, False)]
+    until(lambda: before not in {thread.ident for thread in threading.enumerate()})
+    assert loop.run(threading.get_ident) == after
+
+
+def test_functions_apart_may_all_wait(loop: Loop) -> None:
+    loop.start()
+    waiting = [Apart(waits=True) for _ in range(5)]
+    for apart in waiting:
+        apart.into(loop)
+    until(lambda: all(apart.began.is_set() for apart in waiting))
+    for apart in waiting:
+        apart.go.set()
+    until(lambda: all(apart.ran for apart in waiting))
+    assert len({apart.ran[0][0] for apart in waiting}) == 5
+
+
+def test_loop_stops_while_a_function_apart_waits(loop: Loop) -> None:
+    loop.start()
+    ended: list[bool] = []
+    loop.on_stop(lambda: ended.append(loop.in_loop))
+    apart = Apart(waits=True)
+    loop.call_soon(loop.run_apart, apart.run, apart.note_overdue)
+    apart.loop = loop
+    assert apart.began.wait(30)
+    loop.stop()
+    assert ended == [True]
+    apart.go.set()
+    until(lambda: not [each for each in threading.enumerate() if loop.name in each.name])
+
+
+def test_function_apart_may_stop_the_loop(loop: Loop) -> None:
+    loop.start()
+    ended = threading.Event()
+
+    def stop() -> bool:
+        loop.stop()
+        ended.set()
+        return True
+
+    loop.call_soon(loop.run_apart, stop, lambda: None)
+    assert ended.wait(30)
+    assert not loop.running
+
+
+def test_fault_of_a_function_apart_does_not_end_the_loop(loop: Loop) -> None:
+    def broken() -> bool:
+        raise SystemExit
+
+    loop.start()
+    loop.call_soon(loop.run_apart, broken, lambda: None)
+    until(lambda: loop.faults == 1)
+    assert loop.run(lambda: "still here") == "still here"
+
+
+def test_functions_apart_and_work_of_other_threads_take_turns(loop: Loop) -> None:
+    loop.start()
+    counted = [0, 0]
+
+    def count() -> bool:
+        counted[0] += 1
+        return counted[1] < 200
+
+    loop.call_soon(loop.run_apart, count, lambda: None)
+    for _ in range(200):
+        counted[1] = loop.run(lambda: counted[1] + 1)
+    assert counted[0] > 1

@@ -39,8 +39,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from math import inf
 from typing import Any, Final
 
+SHORT_S: Final = 100e-6
+"""Seconds of a call below which a hand-over to another thread takes longer than the call."""
+CREDIT_S: Final = 0.01
+BAR_S: Final = 1.0
+BAR_S_MAX: Final = 64.0
 STALL_S: Final = 10.0
 """Seconds after which a warning is logged if all threads are busy, calls wait, and no call ends."""
 
@@ -176,11 +182,13 @@ class FairAdmission:
         if not self._in_turn:
             return None
         # P2: the client that has waited longest, and behind the others if it has more calls.
-        client, backlog = self._in_turn.popitem(last=False)
+        client, backlog = next(iter(self._in_turn.items()))
         key, item = backlog.ready.popitem(last=False)
         self.count -= 1
-        if backlog.ready:
-            self._in_turn[client] = backlog
+        if not backlog.ready:
+            del self._in_turn[client]
+        elif len(self._in_turn) > 1:
+            self._in_turn.move_to_end(client)
         if backlog.held_bytes:
             self._uncount(backlog, key)
         return item
@@ -248,6 +256,39 @@ class FairAdmission:
         elif nbytes:
             backlog.pulled += nbytes
             self.pulled += nbytes
+
+
+class ShortMethod:
+    """Judges whether the calls of one method are so short that the loop's thread should run them.
+
+    A method is short until its calls have taken CREDIT_S longer than SHORT_S each, and again after
+    `bar_s` seconds, which double while that repeats at once. So the loop's thread loses at most
+    about 1 % of its time to a method that is not short.
+    """
+
+    __slots__ = ("_bar_s", "_barred_until", "_credit_s")
+
+    def __init__(self, short_from: float = -inf) -> None:
+        self._credit_s = CREDIT_S
+        self._barred_until = short_from
+        self._bar_s = BAR_S
+
+    def holds(self, now: float) -> bool:
+        """Return whether the method counts as short now."""
+        return now >= self._barred_until
+
+    def ran(self, took_s: float, now: float) -> None:
+        """Take the time of a call in the loop's thread."""
+        self._credit_s = min(CREDIT_S, self._credit_s + SHORT_S - took_s)
+        if self._credit_s < 0.0:
+            self.bar(now)
+
+    def bar(self, now: float) -> None:
+        """Record that the method is not short."""
+        good_s = now - self._barred_until
+        self._bar_s = BAR_S if good_s > self._bar_s else min(2 * self._bar_s, BAR_S_MAX)
+        self._barred_until = now + self._bar_s
+        self._credit_s = CREDIT_S
 
 
 class StallDetector:

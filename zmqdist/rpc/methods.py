@@ -47,6 +47,7 @@ from zmqdist import nest
 from zmqdist._version import __version__
 from zmqdist.errors import InvalidArgumentError, OpError, UnknownError, WireError
 from zmqdist.rpc import payload
+from zmqdist.rpc.admission_machine import ShortMethod
 from zmqdist.rpc.figures import MethodFigures
 from zmqdist.specs import Function, TensorSpec, convert, function
 from zmqdist.wire.hello import PROTOCOL
@@ -428,6 +429,7 @@ class Method:
         (service.py).
       pooled: whether each call runs in a thread of the server's pool.
       figures: its calls that have ended, which the server's loop counts.
+      short: whether the loop's thread runs its calls, if they are pooled.
     """
 
     def __init__(
@@ -448,6 +450,7 @@ class Method:
         self.batch = False
         self.pooled = not (inline or later or streaming)
         self.figures = MethodFigures()
+        self.short = ShortMethod()
         self.fn = fn
         self.inline = inline
         self.roles = None if roles is None else roles | {"admin"}

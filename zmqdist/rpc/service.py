@@ -62,7 +62,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from math import inf
@@ -106,11 +106,11 @@ from zmqdist.messages import (
     ServerFacts,
 )
 from zmqdist.platforms import register_at_fork
-from zmqdist.rpc.admission_machine import STALL_S, StallDetector
+from zmqdist.rpc.admission_machine import STALL_S, ShortMethod, StallDetector
 from zmqdist.rpc.batching_machine import Batches
 from zmqdist.rpc.figures import most_called
 from zmqdist.rpc.handler_errors import code_and_message, failed, no_room, stopping
-from zmqdist.rpc.handler_pool import HandlerPool
+from zmqdist.rpc.handler_pool import NEVER_SHORT, HandlerPool
 from zmqdist.rpc.methods import (
     CLOSE,
     ECHO,
@@ -588,7 +588,7 @@ because the queue may have 65,536 calls."""
 NAME_WANTED: Final = "wanted identifiers joined by dots (zmqdist.* is reserved)"
 
 
-def _name_of(fn: Callable[..., None], args: tuple[Any, ...]) -> str:
+def _name_of(fn: Callable[..., None], args: tuple[Any, ...], _short: ShortMethod) -> str:
     """Return the name of the method that a piece of the pool's work runs. The work is a call or a
     batch of calls."""
     batched = getattr(fn, "__self__", None)
@@ -685,12 +685,18 @@ class RpcService:
         self._name = self.label = name
         self.with_details: Callable[[ServerFacts], ServerFacts] = lambda facts: facts
         self._pool = HandlerPool(
-            f"zmqdist-{name}-handler", threads_max, lambda: self.soon(self._let_in)
+            f"zmqdist-{name}-handler",
+            threads_max,
+            on_room=lambda: self.soon(self._let_in),
+            on_short=lambda: self._loop.run_apart(self._pool.run_short, self._pool.spread),
         )
         self._stall_detector = StallDetector()
         self._swept_at: dict[Peer, float] = {}
         self._replies: dict[Peer, list[Reply]] = {}
         self._reply_bytes = 0
+        # the calls that threads have run, for the loop to finish
+        self._ended: deque[tuple[ServedCall, Peer, Reply | None, Sequence[Source]]] = deque()
+        self._ending = False
         self._attached = False
         self._stopping = False
         self._add(Method(METHODS, self._list, [], inline=True))
@@ -1036,10 +1042,10 @@ class RpcService:
     ) -> None:
         """Queue the call for a thread of the pool. `nbytes` is the size of its arguments, or 0 if
         admission has counted them already."""
-        work = (self._serve, (served, peer, method, body, frames))
-        refused = self._pool.ready(peer, served, work, nbytes)
+        work = (self._serve, (served, peer, method, body, frames), method.short)
+        refused = self._pool.ready(peer, served, work, nbytes, served.arrived)
         if refused and self._drop_unwanted(peer):
-            refused = self._pool.ready(peer, served, work, nbytes)
+            refused = self._pool.ready(peer, served, work, nbytes, served.arrived)
         if refused:
             self._finished(served, peer, no_room(served.id, refused), ())
         elif self._pool.full and self._stall_detector.deadline is None:
@@ -1052,7 +1058,9 @@ class RpcService:
         if now < self._swept_at.get(peer, -inf) + SWEEP_S:
             return False
         self._swept_at[peer] = now
-        unwanted = [args[0] for _, args in self._pool.waiting(peer) if not args[0].is_wanted(now)]
+        unwanted = [
+            args[0] for _, args, _ in self._pool.waiting(peer) if not args[0].is_wanted(now)
+        ]
         for served in unwanted:
             self._pool.dropped(peer, served)
             self._calls.finished(served)
@@ -1146,7 +1154,9 @@ class RpcService:
         """Have a thread of the pool call `fn(*args)`. If the server stops before that, the loop
         calls `refuse`. Only the loop uses this."""
         # the key of work that is not a call is what to do if the work does not run
-        self._pool.ready(None, object() if refuse is None else partial(refuse), (fn, args))
+        self._pool.ready(
+            None, object() if refuse is None else partial(refuse), (fn, args, NEVER_SHORT)
+        )
 
     def set_timer(self, key: Hashable, at: float | None, fn: Callable[[], object]) -> None:
         """Have the loop call a function at a certain time (`Loop.set_timer`)."""
@@ -1250,6 +1260,12 @@ class RpcService:
             raise stopping()
         return method
 
+    def _finish_ended(self) -> None:
+        self._ending = False
+        ended = self._ended
+        while ended:
+            self._finished(*ended.popleft())
+
     def _finished(
         self, served: ServedCall, peer: Peer, reply: Reply | None, sources: Sequence[Source]
     ) -> None:
@@ -1279,12 +1295,15 @@ class RpcService:
             enter(partial(_unwanted, served))
             reply, sources = _run_method(method, served.id, body, frames, peer)
             leave()
-        # The reply to the only call goes out of this thread. Those to many are gathered in the loop.
-        send = self._loop.call_now if self._pool.unfinished == 1 else self._loop.call_soon
-        try:  # repeats the code of `reply_later`, to save two function calls on the hot path
-            send(self._finished, served, peer, reply, sources)
-        except FailedPreconditionError:
-            pass
+        self._ended.append((served, peer, reply, sources))
+        if not self._ending:  # else the loop has not begun to take what has ended
+            self._ending = True
+            # The reply to the only call goes out of this thread. The loop gathers those to many.
+            send = self._loop.call_now if self._pool.unfinished == 1 else self._loop.call_soon
+            try:
+                send(self._finish_ended)
+            except FailedPreconditionError:  # the server has stopped without waiting for this call
+                pass
 
 
 _serving: WeakValueDictionary[int, RpcService] = WeakValueDictionary()

@@ -5,14 +5,18 @@ Rules
     thread, except while it sleeps: then `call_now` has a thread of a pool take the turn for one
     function. Other threads pass functions to the loop by `call_soon`. A callback that raises does
     not end the loop. The loop logs the traceback and counts the fault in `faults`.
+    Functions of the program that probably take microseconds run in the loop's thread, but without
+    the turn (`run_apart`), which spares two hand-overs between threads. When one takes longer than
+    APART_MAX_S, a watching thread starts another thread, and that is the loop's from then on.
 
 One turn
     1. wait for input, a timer or a function in the inbox, unless the last turn left unread input
     2. call the callback of each readable descriptor and socket; the callback itself bounds how much
        it reads
-    3. call the functions that were in the inbox when this step began
-    4. call the timers that are due
-    5. if this turn did anything, call the end-of-turn hooks, in which the runtimes send the
+    3. call the functions that callbacks passed to `run_apart`
+    4. call the functions that were in the inbox when this step began
+    5. call the timers that are due
+    6. if this turn did anything, call the end-of-turn hooks, in which the runtimes send the
        messages that they have gathered
 
     Input comes before timers, so that a loop that was stopped for a while reads the waiting
@@ -45,6 +49,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
 import zmq
@@ -71,6 +76,11 @@ CONTEXT_ENDS_S: Final = 1.0
 """Seconds for which `stop` waits for the context of a loop that never ran. Without an open socket
 the context ends at once."""
 SLEEP_MAX_S: Final = 3600.0
+APART_MAX_S: Final = 0.01
+"""Seconds after which a function of `run_apart` loses the loop to another thread, at the latest after
+twice that."""
+QUIET_TICKS_MAX: Final = 10
+"""The watching thread sleeps after so many times APART_MAX_S without a function of `run_apart`."""
 
 _live_loops: Final[set[Loop]] = set()
 """Loops that have not been stopped, including loops that never started. Without this reference, the
@@ -157,6 +167,12 @@ class Loop:
         self._turn_lock = threading.Lock()
         self._turn_thread = 0
         self._wakes_at = 0.0
+        self._apart: deque[tuple[Callable[[], bool], Callable[[], object]]] = deque()
+        # how many functions of `run_apart` have begun; the running one has this number
+        self._apart_count = self._apart_running = 0
+        self._on_overdue: Callable[[], object] | None = None
+        self._watched = False
+        self._watch: SimpleQueue[bool] | None = None
         self._backlog_since: float | None = None
         self._hold_until = 0.0
         self._wake_fd = platforms.open_wake_fd()
@@ -264,7 +280,11 @@ class Loop:
                 self._guard(fn, *args)
                 for hook in self._hooks:
                     self._guard(hook)
-                wake = self._left_over() or (bool(self._heap) and self._heap[0][0] < self._wakes_at)
+                wake = (
+                    bool(self._apart)
+                    or self._left_over()
+                    or (bool(self._heap) and self._heap[0][0] < self._wakes_at)
+                )
         finally:
             self._turn_thread = 0
             self._turn_lock.release()
@@ -383,6 +403,17 @@ class Loop:
             self._heap = [(when, number, name) for name, (when, number, _) in self._timers.items()]
             heapq.heapify(self._heap)
 
+    def run_apart(self, fn: Callable[[], bool], on_overdue: Callable[[], object]) -> None:
+        """Have the loop's thread call `fn()` in this turn or the next, but without the turn, as any
+        other thread would. `fn` may wait for anything.
+
+        Args:
+          fn: a function that returns whether to call it again in the next turn.
+          on_overdue: a function that the loop calls if `fn` takes longer than APART_MAX_S. `fn` goes
+            on, but its thread is no longer the loop's, and ends after it.
+        """
+        self._apart.append((fn, on_overdue))
+
     def at_end_of_turn(self, fn: Callable[[], object]) -> None:
         """Have the loop call `fn` after each turn that did anything. Several functions are called
         in the order of registration."""
@@ -400,25 +431,114 @@ class Loop:
     # -- the turn ----------------------------------------------------------------------------------
 
     def _main(self) -> None:
-        with self._turn_lock:
-            self._turn_thread = threading.get_ident()
-            try:
-                while not self._stopping:
-                    self._turn()
-            finally:
+        is_mine = True
+        if self._on_overdue is None:
+            self._turn_lock.acquire()
+        self._turn_thread = threading.get_ident()
+        try:
+            if self._on_overdue is not None:
+                # this thread replaces another one, in the middle of a turn and with its lock
+                self._guard(self._on_overdue)
+                self._on_overdue = None
+                self._run_hooks()
+            while is_mine and not self._stopping:
+                is_mine = self._turn()
+        finally:
+            if is_mine:
                 self._finish()
                 self._turn_thread = 0
+                self._turn_lock.release()
 
-    def _turn(self) -> None:
+    def _turn(self) -> bool:
+        """Take a turn. Return whether this thread is still the loop's."""
         happened, backlog = self._read_input()
+        if self._apart:
+            happened = True
+            if not self._run_apart():
+                return False
         if self._inbox:
             happened = True
             self._run_inbox()
         if self._heap and self._run_timers(backlog):
             happened = True
         if happened:
-            for hook in self._hooks:
-                self._guard(hook)
+            self._run_hooks()
+        return True
+
+    def _run_hooks(self) -> None:
+        for hook in self._hooks:
+            self._guard(hook)
+
+    def _run_apart(self) -> bool:
+        """Call the functions of `run_apart`. Return whether this thread is still the loop's."""
+        for _ in range(len(self._apart)):
+            fn, on_overdue = self._apart.popleft()
+            if not self._watched and not self._begin_watching():
+                self._guard(on_overdue)
+                continue
+            self._on_overdue = on_overdue
+            self._apart_count = self._apart_running = number = self._apart_count + 1
+            self._turn_thread = 0
+            try:
+                again = fn()
+            except BaseException:
+                again = False
+                self.fault(f"{getattr(fn, '__qualname__', fn)!s}, apart")
+            with self._lock:
+                if self._apart_running != number:
+                    return False
+                self._apart_running = 0
+            self._turn_thread = threading.get_ident()
+            self._on_overdue = None
+            if again:
+                self._apart.append((fn, on_overdue))
+        return True
+
+    def _begin_watching(self) -> bool:
+        """Have the watching thread look. Return False if there can be no such thread now."""
+        if self._watch is None:
+            watch: SimpleQueue[bool] = SimpleQueue()
+            name = f"{self.name}-watch"
+            try:
+                threading.Thread(
+                    target=self._watch_apart, args=(watch,), name=name, daemon=True
+                ).start()
+            except RuntimeError:
+                return False
+            self._watch = watch
+        self._watched = True
+        self._watch.put(True)
+        return True
+
+    def _watch_apart(self, watch: SimpleQueue[bool]) -> None:
+        """Replace the loop's thread when a function of `run_apart` is overdue. This runs in a thread
+        of its own."""
+        while watch.get():
+            quiet_ticks = 0
+            while quiet_ticks < QUIET_TICKS_MAX and not self._finished.is_set():
+                running, count = self._apart_running, self._apart_count
+                time.sleep(APART_MAX_S)
+                if running and running == self._apart_running:
+                    self._replace_thread(running)
+                quiet_ticks = 0 if running or count != self._apart_count else quiet_ticks + 1
+            self._watched = False
+            if count != self._apart_count:
+                # one has begun since, and perhaps before the line above
+                self._watched = True
+                watch.put(True)
+
+    def _replace_thread(self, running: int) -> None:
+        with self._lock:
+            if self._apart_running != running:
+                return
+            self._apart_running = 0
+            thread = threading.Thread(target=self._main, name=self.name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads now: the next tick tries again
+                self._apart_running = running
+            else:
+                self._thread = thread
 
     def _read_input(self) -> tuple[bool, bool]:
         happened = backlog = False
@@ -459,7 +579,7 @@ class Loop:
         # From now on `call_soon` wakes this thread. Functions that were added before are found by
         # the query of the inbox below.
         self._sleeping = True
-        wait_s = 0.0 if self._inbox or self._stopping else self._until_timer()
+        wait_s = 0.0 if self._inbox or self._apart or self._stopping else self._until_timer()
         began = time.monotonic()
         if wait_s:
             self._wakes_at = began + wait_s
@@ -580,3 +700,5 @@ class Loop:
         finally:
             _live_loops.discard(self)
             self._finished.set()
+            if self._watch is not None:
+                self._watch.put(False)

@@ -1,0 +1,246 @@
+"""Calls of methods that take microseconds run in the loop's thread. What is not short loses it, and
+nobody else waits for that."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.rpc.helpers import until
+from zmqdist import cancelled, errors
+from zmqdist.rpc import Server, ZmqClient, ZmqServer
+from zmqdist.rpc.admission_machine import (
+    BAR_S,
+    BAR_S_MAX,
+    CREDIT_S,
+    SHORT_S,
+    ShortMethod,
+)
+from zmqdist.rpc.handler_pool import HandlerPool
+
+Serve = Callable[..., ZmqServer]
+Connect = Callable[..., ZmqClient]
+
+LONG_S = CREDIT_S + 2 * SHORT_S
+
+
+# -- what counts as short --------------------------------------------------------------------------
+
+
+def test_method_is_short_until_its_calls_are_not() -> None:
+    method = ShortMethod()
+    assert method.holds(0.0)
+    for number in range(10_000):
+        method.ran(SHORT_S / 2, number / 1000)
+    method.ran(CREDIT_S, 10.0)  # one hiccup
+    assert method.holds(10.0)
+    method.ran(SHORT_S * 2, 10.0)
+    assert not method.holds(10.0)
+
+
+@pytest.mark.parametrize("took_s", [2 * SHORT_S, CREDIT_S / 3, 5.0])
+def test_method_that_is_always_longer_is_not_short(took_s: float) -> None:
+    method, calls = ShortMethod(), 0
+    while method.holds(1.0):
+        method.ran(took_s, 1.0)
+        calls += 1
+    assert (calls - 1) * (took_s - SHORT_S) <= CREDIT_S + 1e-9
+
+
+def test_method_is_tried_again_ever_more_rarely() -> None:
+    method, now, tries = ShortMethod(), 0.0, []
+    while now < 3600.0:
+        if method.holds(now):
+            tries.append(now)
+            method.ran(LONG_S, now)
+        now += 0.25
+    pauses = [later - sooner for sooner, later in pairwise(tries)]
+    assert pauses[:3] == [BAR_S, 2 * BAR_S, 4 * BAR_S]
+    assert pauses[-1] == BAR_S_MAX
+
+
+def test_method_that_was_short_for_long_is_tried_again_soon() -> None:
+    method = ShortMethod()
+    for now in (0.0, BAR_S, 3 * BAR_S):
+        method.ran(LONG_S, now)
+    method.ran(LONG_S, 1000.0)
+    assert not method.holds(1000.0 + BAR_S / 2)
+    assert method.holds(1000.0 + BAR_S)
+
+
+# -- where calls run -------------------------------------------------------------------------------
+
+
+def test_short_calls_run_in_the_loop_thread_and_long_ones_do_not(
+    serve: Serve, connect: Connect
+) -> None:
+    client = connect(
+        serve(
+            loop=threading.get_ident,
+            short=threading.get_ident,
+            long=lambda: time.sleep(LONG_S) or threading.get_ident(),
+            inline=frozenset({"loop"}),
+        ).address
+    )
+    assert client.short_blocking() == client.loop_blocking()
+    client.long_blocking()
+    assert client.long_blocking() != client.loop_blocking()
+
+
+def test_first_call_that_waits_delays_nobody(serve: Serve, connect: Connect) -> None:
+    go = threading.Event()
+    server = serve(wait=lambda: go.wait(30), now=lambda: 1, inline=frozenset({"now"}))
+    client, other = connect(server.address), connect(server.address)
+    waiting = [client.wait() for _ in range(10)]
+    assert other.now_blocking() == 1
+    until(lambda: server.snapshot().calls_running == 10)
+    assert not any(call.done() for call in waiting)
+    go.set()
+    assert [call.get_value() for call in waiting] == [True] * 10
+
+
+def test_calls_that_meet_each_other_meet(serve: Serve, connect: Connect) -> None:
+    meeting = threading.Barrier(8)
+    client = connect(serve(meet=lambda: meeting.wait(30)).address)
+    for _ in range(3):
+        calls = [client.meet() for _ in range(8)]
+        assert sorted(call.get_value() for call in calls) == list(range(8))
+
+
+def test_short_call_may_call_its_own_server(serve: Serve, connect: Connect) -> None:
+    clients: list[ZmqClient] = []
+    server = serve(
+        down=lambda depth: clients[0].down_blocking(depth - 1) + 1 if depth else 0,
+    )
+    clients.append(connect(server.address))
+    assert connect(server.address).down_blocking(5) == 5
+
+
+def test_one_thread_runs_one_call_at_a_time(connect: Connect) -> None:
+    running: list[int] = []
+    most: list[int] = []
+
+    def work(wait_s: float, _array: Any = None) -> None:
+        running.append(1)
+        most.append(len(running))
+        time.sleep(wait_s)
+        running.pop()
+
+    server = Server.create("zmq", "127.0.0.1:0", threads_max=1)
+    server.register("work", work)
+    server.register("other", work)
+    with server:
+        client = connect(server.address)
+        calls = []
+        for number in range(120):
+            method = client.work if number % 2 else client.other
+            large = (np.zeros(9000),) if number % 3 == 0 else ()
+            calls.append(method(0.02 if number % 20 == 0 else 0.0, *large))
+        for call in calls:
+            call.get_value()
+    assert max(most) == 1
+    assert len(most) == 120
+
+
+def test_waiting_calls_go_to_threads_when_one_takes_long(connect: Connect) -> None:
+    go = threading.Event()
+    server = Server.create("zmq", "127.0.0.1:0", threads_max=4)
+    server.register("work", lambda number: go.wait(30) if number == 3 else number)
+    with server:
+        client = connect(server.address)
+        calls = [client.work(number) for number in range(1000)]
+        done = [call.get_value() for call in calls[:3] + calls[4:]]
+        assert not calls[3].done()
+        go.set()
+        assert calls[3].get_value() is True
+        assert done == [number for number in range(1000) if number != 3]
+
+
+def test_call_in_the_loop_thread_sees_that_it_is_cancelled(serve: Serve, connect: Connect) -> None:
+    began, saw = threading.Event(), threading.Event()
+
+    def work() -> None:
+        began.set()
+        until(cancelled)
+        saw.set()
+
+    client = connect(serve(work=work, asks=cancelled).address)
+    call = client.work()
+    assert began.wait(30)
+    call.cancel()
+    assert saw.wait(30)
+    assert client.asks_blocking() is False
+
+
+def test_stop_waits_for_the_call_in_the_loop_thread(connect: Connect) -> None:
+    began, go = threading.Event(), threading.Event()
+
+    def work() -> int:
+        began.set()
+        assert go.wait(30)
+        return 7
+
+    server = Server.create("zmq", "127.0.0.1:0")
+    server.register("work", work)
+    server.start()
+    call = connect(server.address).work()
+    assert began.wait(30)
+    stopping = threading.Thread(target=server.stop, args=(30.0,))
+    stopping.start()
+    go.set()
+    stopping.join(30)
+    assert call.get_value() == 7
+    assert not stopping.is_alive()
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, MemoryError])
+def test_error_in_the_loop_thread_ends_only_its_call(
+    serve: Serve, connect: Connect, error: type[BaseException]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    client = connect(serve(fail=fail, ok=lambda: 1).address)
+    assert client.fail().get_error()[0] in (errors.UNKNOWN, errors.RESOURCE_EXHAUSTED)
+    assert client.ok_blocking() == 1
+
+
+def test_bug_in_work_of_the_pool_does_not_stop_the_short_calls(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool, seen = HandlerPool("test", 2), []
+
+    def fail() -> None:
+        raise SystemExit
+
+    for fn, args in ((fail, ()), (seen.append, (1,))):
+        pool.ready(None, object(), (fn, args, ShortMethod()))
+    while pool.run_short():
+        pass
+    assert seen == [1]
+    assert pool.wait_idle(20)
+    assert "a bug in zmqdist" in caplog.text
+    pool.stop()
+
+
+def test_short_call_does_not_overtake_work_that_waits() -> None:
+    calls: list[int] = []
+    pool = HandlerPool("test", 1, on_short=lambda: calls.append(1))
+    go, seen = threading.Event(), []
+    pool.submit(lambda: go.wait(30))
+    pool.submit(seen.append, 1)
+    pool.ready(None, object(), (seen.append, (2,), ShortMethod()))
+    assert not calls
+    go.set()
+    assert pool.wait_idle(20)
+    pool.ready(None, object(), (seen.append, (3,), ShortMethod()))
+    assert calls == [1]
+    pool.run_short()
+    assert seen == [1, 2, 3]
+    pool.stop()
