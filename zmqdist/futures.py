@@ -40,8 +40,9 @@ class Then:
         self._value: Any = None
 
     def get_value(self) -> Any:
-        if self._future is not None:
-            self._value = self._fn(self._future.get_value())
+        future = self._future  # another thread may set it to None meanwhile
+        if future is not None:
+            self._value = self._fn(future.get_value())
             self._future = None
         return self._value
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
+from zmqdist.futures import Future
+
 Worker: TypeAlias = "Callable[[], tuple[int, int]]"
 """A function that returns the index of a worker and the number of workers."""
 
@@ -22,6 +24,8 @@ _of_thread = threading.local()
 _cancelled_of_process: Callable[[], bool] | None = None
 _worker_of_process: Worker | None = None
 _update_key_of_process: _UpdateKey | None = None
+_sending_thread = 0
+_update: Future | None = None
 
 
 def enter(cancelled: Callable[[], bool], worker: Worker | None = None) -> None:
@@ -182,6 +186,48 @@ def key_of(subject: Hashable) -> str:
     """
     state = getattr(_of_thread, "update_key", None) or _update_key_of_process
     return "" if state is None else f"{state.key}/{subject}.{next(state.numbers[subject])}"
+
+
+def leave_in_flight(update: Future) -> None:
+    """Wait for an update of a variable. The thread that runs the functions of a slot does not wait:
+    the slot begins its next function meanwhile, and reports this function when the update has
+    ended.
+    """
+    global _update
+    if threading.get_ident() == _sending_thread:
+        _update = update
+    else:
+        update.get_value()
+
+
+def settle_update() -> None:
+    """Wait for the update that the running function has left in flight. Whatever others can see of
+    a function calls this first, so that they see its actions in order. Raises the update's error.
+    """
+    global _update
+    update = _update
+    # a request that is repeated comes here while this thread waits for it
+    if update is not None and update is not getattr(_of_thread, "settling", None):
+        _of_thread.settling = update
+        try:
+            update.get_value()
+        finally:
+            _of_thread.settling = None
+            if _update is update:
+                _update = None
+
+
+def take_update() -> Future | None:
+    """Return the update that the function which has just ended has left in flight."""
+    global _update
+    update, _update = _update, None
+    return update
+
+
+def leave_updates_in_flight(thread: int) -> None:
+    """Let updates by the functions of this thread stay in flight; 0 means those of no thread."""
+    global _sending_thread, _update
+    _sending_thread, _update = thread, None
 
 
 def inherit() -> Callable[[], None]:

@@ -7,6 +7,7 @@ The tests with `anywhere` and `cut_in` of other files run here once more: they s
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,9 @@ __all__ = [
 ]
 
 
+WITHIN_S = 60.0
+
+
 @pytest.fixture(scope="module")
 def anywhere_cluster(processes: zd.local_cluster) -> zd.local_cluster:
     return processes
@@ -101,3 +105,70 @@ def test_initializer_runs_at_the_ps(made: Any, processes: zd.local_cluster) -> N
         here = zd.Variable(lambda: np.full(2, os.getpid()))
     assert (here.numpy() == os.getpid()).all()
     assert (there.numpy() != os.getpid()).all()
+
+
+def test_update_in_flight_fails_its_own_function(made: Any, processes: zd.local_cluster) -> None:
+    """An update that the server refuses fails the function that made it, although the function has
+    returned, and no function before or after it."""
+    strategy = made(cluster=processes)
+    coordinator = ClusterCoordinator(strategy)
+    with strategy.scope():
+        v = zd.Variable(np.zeros(2))
+
+    def refuse(value: Any, grad: Any, slots: Any, step: int) -> None:
+        raise ValueError("refused")
+
+    def step(number: int) -> str:
+        if number == 3:
+            v.apply(refuse, np.ones(2))
+            return "has returned"
+        v.assign_add(np.ones(2))
+        return "done"
+
+    steps = [coordinator.submit(step, number) for number in range(6)]
+    errors = [type(value.exception(WITHIN_S)).__name__ for value in steps]
+    assert errors == [*["NoneType"] * 3, "UnknownError", *["NoneType"] * 2]
+    assert v.numpy().tolist() == [5.0, 5.0]
+
+
+def test_update_in_flight_ends_before_the_next_action(
+    made: Any, processes: zd.local_cluster
+) -> None:
+    """A function sees its own updates, and releases no lock before its last update is applied."""
+    strategy = made(cluster=processes)
+    coordinator = ClusterCoordinator(strategy)
+    with strategy.scope():
+        v = zd.Variable(0)
+
+    def increment() -> bool:
+        with zd.Lock("increments"):
+            before = int(v.numpy())
+            v.assign(before + 1)
+        v.assign_add(0)
+        return bool(v.numpy() > before)
+
+    values = [coordinator.submit(increment) for _ in range(20)]
+    assert all(value.result(WITHIN_S) for value in values)
+    assert v.numpy() == 20
+
+
+def test_updates_in_flight_of_a_killed_slot_are_made_once(
+    made: Any, processes: zd.local_cluster
+) -> None:
+    """The slot dies when it has begun the functions after an update, whose outcomes are lost."""
+    strategy = made(cluster=processes)
+    coordinator = ClusterCoordinator(strategy)
+    with strategy.scope():
+        count, kills = zd.Variable(0), zd.Variable(0)
+
+    def step(number: int) -> None:
+        if number == 30:
+            kills.assign_add(1)
+            if kills.numpy() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+        count.assign_add(1)
+
+    steps = [coordinator.schedule(step, (number,), once=number != 30) for number in range(60)]
+    coordinator.join(WITHIN_S)
+    assert [value.exception() for value in steps] == [None] * 60
+    assert count.numpy() == 60

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, ValuesView
 from typing import Any, TypeAlias
 
-from zmqdist import nest
+from zmqdist import nest, task_context
 from zmqdist.errors import InvalidArgumentError
-from zmqdist.futures import Future, all_values
+from zmqdist.futures import Future, Gathered, all_values
 from zmqdist.specs import IndexedSlices, joined, plain_array
 from zmqdist.training.aggregation import aggregated
 from zmqdist.training.constraint import constrained
@@ -122,7 +122,10 @@ def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> No
     changes: list[Future] = [storage.change(change, rule) for storage, change, rule in local]
     for ((ps, _), group), how in zip(by_session.items(), steps, strict=True):
         changes.append(ps.update([(storage.ref, change) for storage, change in group], **how))
-    all_values(changes)
+    if step is None:
+        task_context.leave_in_flight(Gathered(changes))
+    else:
+        all_values(changes)
 
 
 def _parts(leaf: Any) -> list[Variable]:

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqdist import task_context
 from zmqdist.errors import InvalidArgumentError, UnimplementedError
 from zmqdist.field_types import checked
 from zmqdist.futures import Future, Gathered
@@ -260,7 +261,11 @@ class ShardedVariable(ArrayLike):
           UnknownError: `fn` has raised an error at a shard. That shard is unchanged.
           ValueError, ResourceExhaustedError: as for `Variable.apply`.
         """
-        self.start_apply(fn, grad, step).get_value()
+        update = self.start_apply(fn, grad, step)
+        if step is None:
+            task_context.leave_in_flight(update)
+        else:
+            update.get_value()
 
     def start_apply(self, fn: Any, grad: Any, step: int | None) -> Future:
         """Send the requests of `apply`. Return a future that is done when all shards have replied.
@@ -312,7 +317,7 @@ class ShardedVariable(ArrayLike):
         )
 
     def _update(self, kind: str, value: Any) -> ShardedVariable:
-        self.start_update(kind, value).get_value()
+        task_context.leave_in_flight(self.start_update(kind, value))
         return self
 
     def start_update(self, kind: str, value: Any) -> Future:
@@ -340,7 +345,9 @@ class ShardedVariable(ArrayLike):
                 f"rows of variable {self.name!r} are changed by IndexedSlices, not by "
                 f"{type(sparse_delta).__name__}"
             )
-        self.start_scatter(kind, sparse_delta.indices, sparse_delta.values).get_value()
+        task_context.leave_in_flight(
+            self.start_scatter(kind, sparse_delta.indices, sparse_delta.values)
+        )
         return self
 
     def start_scatter(self, kind: str, indices: Any, values: Any) -> Future:

@@ -10,7 +10,10 @@ Rules
     worker, the result is the variable's current value.
     When the program that made a variable has no handle of it left, the parameter server drops the
     variable (sessions.py). Each assignment is one message, and is atomic at the server. It is
-    applied once, even if its reply was lost. The array that a read returns does not change with
+    applied once, even if its reply was lost. In a slot process, an update outside synchronous steps
+    may still be in flight when its function returns (task_context.leave_in_flight). The function
+    ends when the update has ended, and all that it does through zmqdist after an update happens
+    after it. The array that a read returns does not change with
     later updates. An array of 1 MiB or more may be read-only, because several reads may share it. A
     value of a wrong shape or dtype is refused before a message is sent. The error names the
     variable, whose value is unchanged. In a replica context with several replicas, an assignment
@@ -56,8 +59,9 @@ from zmqdist.training.context import get_strategy, thread_state
 from zmqdist.training.indexing import Rows
 from zmqdist.training.partition import Initial
 from zmqdist.training.replicas import once_for_all
-from zmqdist.training.variable_storage import LocalStorage, VariableStorage
+from zmqdist.training.variable_storage import LocalStorage, RemoteStorage, VariableStorage
 from zmqdist.variables import client
+from zmqdist.wire.trusted import pack, unpack
 
 Array = NDArray[Any]
 
@@ -67,6 +71,9 @@ CHIEF = device_of("chief", 0)
 _lock = threading.Lock()
 _handles: weakref.WeakValueDictionary[Any, Variable] = weakref.WeakValueDictionary()
 """The handles of this process, by the key of their storage."""
+UNPICKLED_MAX: Final = 4096
+_unpickled: dict[bytes, Variable] = {}
+"""Handles of variables of other processes, by their pickle."""
 
 
 class Variable(ArrayLike):
@@ -133,6 +140,7 @@ class Variable(ArrayLike):
     storage: VariableStorage
     device: str
     task: str | None
+    _packed: Any
 
     @checked
     def __new__(
@@ -225,6 +233,10 @@ class Variable(ArrayLike):
         """Set the value, and return this variable. `use_locking`, `name` and `read_value` have no
         effect, and exist because TensorFlow has them.
 
+        In a scheduled function, the server may still be making this or another update when the
+        method returns. The function's next operation of zmqdist waits for the update, and raises
+        its error; if there is none, the function ends with the update.
+
         >>> zd.Variable([1, 2]).assign([3, 4]).numpy()
         array([3, 4])
 
@@ -235,7 +247,7 @@ class Variable(ArrayLike):
           PSUnavailableError: its parameter server is lost, or was restarted and no longer has the
             variable, or the strategy was closed.
         """
-        self.start_update("assign", value).get_value()
+        task_context.leave_in_flight(self.start_update("assign", value))
         return self
 
     def assign_add(
@@ -246,7 +258,7 @@ class Variable(ArrayLike):
         >>> zd.Variable([1, 2]).assign_add([10, 10]).numpy()
         array([11, 12])
         """
-        self.start_update("add", delta).get_value()
+        task_context.leave_in_flight(self.start_update("add", delta))
         return self
 
     def assign_sub(
@@ -257,7 +269,7 @@ class Variable(ArrayLike):
         >>> zd.Variable([1, 2]).assign_sub([1, 1]).numpy()
         array([0, 1])
         """
-        self.start_update("sub", delta).get_value()
+        task_context.leave_in_flight(self.start_update("sub", delta))
         return self
 
     def compare_and_set(
@@ -315,7 +327,11 @@ class Variable(ArrayLike):
           PSUnavailableError: the parameter server is lost, or was restarted and no longer has the
             variable, or the strategy was closed.
         """
-        self.start_apply(fn, grad, step).get_value()
+        update = self.start_apply(fn, grad, step)
+        if step is None:
+            task_context.leave_in_flight(update)
+        else:
+            update.get_value()
 
     # -- requests that do not block ----------------------------------------------------------------
 
@@ -393,7 +409,9 @@ class Variable(ArrayLike):
                 f"scatter updates take IndexedSlices as `sparse_delta`, not "
                 f"{type(sparse_delta).__name__}"
             )
-        self.start_scatter(kind, sparse_delta.indices, sparse_delta.values).get_value()
+        task_context.leave_in_flight(
+            self.start_scatter(kind, sparse_delta.indices, sparse_delta.values)
+        )
         return self
 
     # -- copies ------------------------------------------------------------------------------------
@@ -403,13 +421,14 @@ class Variable(ArrayLike):
         # for example, its value is sent instead.
         if self.storage.task is None and task_context.scheduled():
             return _value, (self.numpy(),)
-        return handle, (
-            self.storage,
-            self.trainable,
-            self.aggregation,
-            self.synchronization,
-            self.constraint,
-        )
+        described = (self.trainable, self.aggregation, self.synchronization, self.constraint)
+        if self.storage.task is None or self.constraint is not None:
+            return handle, (self.storage, *described)
+        if self._packed is None:
+            stub = RemoteStorage(self.storage.ref, self.storage.workers_per_step)
+            self._packed = pack((stub, *described))
+        self.storage.note_pickled()
+        return _unpacked, (self._packed,)
 
     def __copy__(self) -> Variable:
         return self
@@ -460,6 +479,21 @@ def _value(value: Any) -> Any:
     return value
 
 
+def _unpacked(packed: bytes) -> Variable:
+    """Return this process's handle of a pickled variable. Pickles call this function by name.
+
+    A handle that the program does not own is kept, because the next function probably gets it, too.
+    """
+    variable = _unpickled.get(packed)
+    if variable is None:
+        variable = handle(*unpack(packed))
+        if not variable.storage.owned:
+            if len(_unpickled) >= UNPICKLED_MAX:
+                _unpickled.clear()
+            _unpickled[packed] = variable
+    return variable
+
+
 def _scalar(value: Array) -> Any:
     return value if value.shape else value[()]
 
@@ -494,6 +528,7 @@ def handle(
                 synchronization,
             )
             variable.constraint = constraint
+            variable._packed = None
             _handles[storage.key] = variable
         return variable
 

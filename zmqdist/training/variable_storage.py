@@ -59,11 +59,20 @@ class RemoteStorage:
         self._pickled_elsewhere = False
 
     def __reduce__(self) -> Any:
-        if self._owner is not None and not self._owner.note_pickled(self):
-            # From now on handles may be in any process, so the server keeps the variable until the
-            # session is closed.
-            self._pickled_elsewhere = True
+        self.note_pickled()
         return RemoteStorage, (self.ref, self.workers_per_step)
+
+    def note_pickled(self) -> None:
+        """Record that a handle is being pickled. Unless it is a part of a work item, handles may be
+        in any process from now on, so the server keeps the variable until the session is closed.
+        """
+        if self._owner is not None and not self._owner.note_pickled(self):
+            self._pickled_elsewhere = True
+
+    @property
+    def owned(self) -> bool:
+        """Whether this process made the variable, which its server drops with the last handle."""
+        return self._owner is not None
 
     def __del__(self) -> None:
         if self.__dict__.get("_owner") is not None and not self._pickled_elsewhere:

@@ -122,6 +122,7 @@ from zmqdist.platforms import (
     register_at_fork,
     write_wake_fd,
 )
+from zmqdist.task_context import settle_update
 from zmqdist.transport.calls_machine import ClientCall, ClientCalls
 from zmqdist.transport.connection_snapshots import ClientSnapshot
 from zmqdist.transport.dealer import Change, Connector, receive_rest
@@ -734,6 +735,7 @@ class Channel:
         On a closed channel the call ends at once with FAILED_PRECONDITION. Raises
         FailedPreconditionError after a fork.
         """
+        settle_update()
         if self._gathering and not call.frames and self._gather(call):
             return
         with self._guard:
@@ -746,6 +748,7 @@ class Channel:
     def call_and_wait(self, call: ClientCall) -> None:
         """Send the call and wait until it has ended. Raises the errors of `submit`, and
         KeyboardInterrupt."""
+        settle_update()
         with self._guard as shielded:
             if self._submit(call, True):
                 self._lead(call, shielded)

@@ -292,6 +292,7 @@ def test_once_counts_once_across_a_recovery(
 
     def step() -> None:
         count.assign_add(1)
+        count.numpy()  # the update has arrived
         if not begun.exists():
             begun.touch()
             while not again.exists() and not zd.cancelled():

@@ -43,6 +43,7 @@ from zmqdist.scheduling.shared import actor_class
 from zmqdist.scheduling.shared.actor_class import MethodKind, is_async, method_kinds
 from zmqdist.scheduling.shared.actors import ActorState
 from zmqdist.scheduling.shared.quantities import quantities
+from zmqdist.task_context import settle_update
 from zmqdist.type_variables import T_co
 from zmqdist.wire import trusted
 
@@ -211,6 +212,7 @@ class ActorMethod(Generic[P, T_co]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co:
         """Call the method, and return a RemoteValue of what it returns, or the ResultStream of a
         generator. Does not wait."""
+        settle_update()
         held = self._held
         if (
             not kwargs

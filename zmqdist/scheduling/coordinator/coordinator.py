@@ -84,6 +84,7 @@ from zmqdist.scheduling.coordinator.typed_calls import (
 from zmqdist.scheduling.coordinator.work import Extra
 from zmqdist.scheduling.run_trace import Trace
 from zmqdist.scheduling.shared import own_cluster
+from zmqdist.task_context import settle_update
 from zmqdist.transport.credentials import Credentials
 from zmqdist.wire import trusted
 
@@ -1221,6 +1222,7 @@ class OwnCoordinator(ClusterCoordinator):
 
     def _begin_session(self) -> None:
         """Have the work that is scheduled now belong to the function that runs."""
+        settle_update()
         own = own_cluster.present()
         if own is None:  # a thread that outlives the slot
             return

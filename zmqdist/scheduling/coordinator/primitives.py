@@ -23,6 +23,7 @@ from zmqdist.field_types import checked, safe_repr
 from zmqdist.limits import KEY_CHARS_MAX, QUEUE_ITEM_BYTES_MAX
 from zmqdist.scheduling.coordinator.dispatcher_target import resolve
 from zmqdist.scheduling.shared import own_cluster
+from zmqdist.task_context import settle_update
 from zmqdist.wire import results as result_forms
 from zmqdist.wire import trusted
 
@@ -71,6 +72,7 @@ class _Primitive:
             return self._outcome(verb, due, item)
 
     def _outcome(self, verb: str, due: float, item: bytes) -> Any:
+        settle_update()
         link = self._connected()
         key = self._kind, self.name
         request = link.machine.request(verb, key, self._size, item, due, self._keeper)

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from zmqdist import clock as time
+from zmqdist import task_context
 from zmqdist.errors import InternalError
 from zmqdist.limits import (
     FAILURE_MESSAGE_CHARS_MAX,
@@ -164,8 +165,10 @@ def run(functions: CallableSource, coordinator: int, fn: Any, payload: bytes) ->
         if type(value) in resources.LAZY:
             value = resources.run_to_end(function, value)
         packed = pack(value)
+        if keep or not isinstance(packed, bytes):
+            task_context.settle_update()
     except BaseException as error:
-        return _failure(error, safely, unpickling=not began)
+        return failure(error, safely, unpickling=not began)
     if keep:
         return KEPT, [packed] if isinstance(packed, bytes) else packed
     return (VALUE, packed) if isinstance(packed, bytes) else (BULK, packed)
@@ -187,7 +190,7 @@ async def run_method(
             value = await value
         packed = results.pack(value) if safely else trusted.pack(value)
     except BaseException as error:
-        return _failure(error, safely, unpickling=not began)
+        return failure(error, safely, unpickling=not began)
     return (VALUE, packed) if isinstance(packed, bytes) else (BULK, packed)
 
 
@@ -205,7 +208,7 @@ def make_object(call: bytes, fetcher: PartsFetcher) -> tuple[Any, bytes]:
         began = True
         return cls(*args, **kwargs), b""
     except BaseException as error:
-        return None, _failure(error, safely, unpickling=not began)[1]
+        return None, failure(error, safely, unpickling=not began)[1]
 
 
 def _unpacked_call(
@@ -221,7 +224,7 @@ def _unpacked_call(
     return function, args, kwargs
 
 
-def _failure(error: BaseException, safely: bool, *, unpickling: bool) -> tuple[int, bytes]:
+def failure(error: BaseException, safely: bool, *, unpickling: bool) -> tuple[int, bytes]:
     """Return the outcome for an error."""
     if isinstance(error, remote_results.InputLost):
         return INPUT_LOST, remote_results.encode_loss(error)

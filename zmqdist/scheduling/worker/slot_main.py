@@ -31,18 +31,20 @@ import msgspec
 
 from zmqdist import clock as time
 from zmqdist import task_context
+from zmqdist.futures import Future
 from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.messages import BULK, ERROR, KEPT
 from zmqdist.platforms import register_at_fork
 from zmqdist.process.pipe import BlockingPipe, PipeCodec
 from zmqdist.scheduling.shared import own_cluster, remote_results, resources
 from zmqdist.scheduling.shared.store import HolderClients
-from zmqdist.scheduling.worker.function_call import Functions, last_failure, run
+from zmqdist.scheduling.worker.function_call import Functions, failure, last_failure, run
 from zmqdist.scheduling.worker.run_figures import BEGAN, TABLE_BYTES, Failure, Run, RunTable
 from zmqdist.scheduling.worker.worker_cache import SlotFetcher
 from zmqdist.scheduling.worker.worker_events import NOT_RUN
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.shm_pool import Handle, Offer, ShmPool, this_pool
+from zmqdist.wire import results
 
 log = logging.getLogger("zmqdist.scheduling")
 
@@ -71,6 +73,7 @@ class _Reporter:
     def __init__(self, pipe: BlockingPipe[SlotMessage], table: RunTable) -> None:
         self._table = table
         self.outcomes: list[tuple[int, int, bytes]] = []
+        self._updates: deque[tuple[int, Future, bool]] = deque()
         self._pipe = pipe
         self._pool = this_pool()
         self._lock = threading.Lock()
@@ -79,8 +82,14 @@ class _Reporter:
         self._helper: threading.Thread | None = None
 
     def flush(self) -> None:
+        """Report the outcomes so far, when the updates that their functions left in flight have
+        ended."""
         with self._lock:
-            outcomes, table = self.outcomes[:], self._table
+            count, table = len(self.outcomes), self._table
+            while count and self._updates and self._updates[0][0] <= self.outcomes[count - 1][0]:
+                self._settle(*self._updates[0])
+                self._updates.popleft()
+            outcomes = self.outcomes[:count]
             if table.failures or table.runs:
                 self._pipe.send(SlotReport(outcomes, [], *table.take_reports()))
                 del self.outcomes[: len(outcomes)]
@@ -89,6 +98,20 @@ class _Reporter:
                 # Drop the outcomes only after `send`. If `send` fails for lack of memory, they must
                 # be sent later.
                 del self.outcomes[: len(outcomes)]
+
+    def add_update(self, position: int, update: Future, safely: bool) -> None:
+        """Add an update that the function at this position has left in flight, before its outcome.
+        If the update fails, the function does."""
+        self._updates.append((position, update, safely))
+
+    def _settle(self, position: int, update: Future, safely: bool) -> None:
+        try:
+            update.get_value()
+        except Exception as error:
+            index = next(i for i, outcome in enumerate(self.outcomes) if outcome[0] == position)
+            if self.outcomes[index][1] != ERROR:
+                self.outcomes[index] = position, *failure(error, safely, unpickling=False)
+                self._table.note_failure(position, last_failure.take())
 
     @property
     def pool(self) -> ShmPool | None:
@@ -192,12 +215,13 @@ class _WorkerLink:
 
 def main(pipe_fd: int, page_fd: int) -> None:
     """Run items until the worker has closed the pipe. Does not return."""
-    register_at_fork(after_in_child=lambda: _forked.append(True))
+    register_at_fork(after_in_child=_after_fork)
     page = mmap.mmap(page_fd, PAGE_BYTES + TABLE_BYTES)
     cells = memoryview(page)[:PAGE_BYTES].cast("Q")
     table = RunTable(page, PAGE_BYTES)
     pipe = BlockingPipe(pipe_fd, SLOT_CODEC)
     reporter = _Reporter(pipe, table)
+    task_context.leave_updates_in_flight(threading.get_ident())
     task_context.enter_process(
         lambda: cells[CANCEL] == cells[POSITION] != 0, lambda: (cells[INDEX], cells[WORKERS])
     )
@@ -224,6 +248,11 @@ def main(pipe_fd: int, page_fd: int) -> None:
     finally:
         _flush_output()
         os._exit(0)
+
+
+def _after_fork() -> None:
+    _forked.append(True)
+    task_context.leave_updates_in_flight(0)
 
 
 def _run_batch(
@@ -254,6 +283,8 @@ def _run_batch(
             of_coordinator, of_fn = coordinator, fn
         seconds[BEGAN] = began = now
         kind, result = run(functions, coordinator, fn, payload)
+        if (update := task_context.take_update()) is not None:
+            reporter.add_update(position, update, payload[:1] == results.SAFE)
         if _forked:
             os._exit(0)  # the function forked this child, which must not use its parent's pipe
         now = time.monotonic()
