@@ -6,8 +6,7 @@ from benchmarks.measuring import Case, Plan, Question
 
 
 def cases(plan: Plan) -> list[Case]:
-    window = min(500, plan.count_max)
-    return [Case(f"{window} on the way", {"window": window})]
+    return [Case(f"{window} on the way", {"window": window}) for window in plan.windows]
 
 
 QUESTION = Question("calls", "Calls, many on the way", "calls/s", cases=cases, count=500)

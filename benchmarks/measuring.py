@@ -46,6 +46,7 @@ class Plan:
         takes seconds.
       block_s: seconds that a block should take.
       count_max: the most pieces of work in a block.
+      windows: numbers of calls in flight of `calls`.
       sizes: bytes of the arrays of `bandwidth`.
       fanout_bytes: bytes of the array of `fanout`.
       queued: number of tasks that `memory` queues at zmqdist's dispatcher.
@@ -61,6 +62,7 @@ class Plan:
     starts: int = 5
     block_s: float = 0.5
     count_max: int = 200_000
+    windows: tuple[int, ...] = (500, 1000, 2000, 20_000)
     sizes: tuple[int, ...] = (2**12, 2**16, 2**20, 2**22, 2**24, 2**26, 2**28)
     fanout_bytes: int = 2**26
     queued: int = 1_000_000
@@ -78,6 +80,7 @@ QUICK: Final = Plan(
     blocks=3,
     starts=2,
     block_s=0.3,
+    windows=(500, 2000),
     sizes=(2**12, 2**16, 2**20, 2**24, 2**28),
     queued=200_000,
     queued_each=2000,

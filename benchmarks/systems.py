@@ -76,6 +76,7 @@ SYSTEMS = {
         System("threads", "zmqdist, handler in a thread", "zmqdist", "threads"),
         System("sockets", "zmqdist, sockets only", "zmqdist", "sockets", {"ZMQDIST_ARENA": "off"}),
         System("inside", "zmqdist, one process", "zmqdist", "inside"),
+        System("changeable", "zmqdist, not frozen", "zmqdist", "changeable"),
         System("memcpy", "memcpy", "memcpy"),
         System("raw", "bare pyzmq", "raw"),
         System("pool", "ProcessPoolExecutor", "pool"),

@@ -3,8 +3,8 @@ data service with two workers.
 
 Variants: `threads`: the RPC handlers run in threads instead of inline. `sockets`: the same as
 without a variant, but with ZMQDIST_ARENA=off in the environment, so that arrays travel by sockets
-between processes of one host, too. `inside`: dispatcher and workers of the data service are in the
-process that reads.
+between processes of one host, too. `changeable`: an array that many tasks get is not frozen.
+`inside`: dispatcher and workers of the data service are in the process that reads.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ QUESTIONS_OF = {
     "threads": {"latency", "calls", "bandwidth"},
     "sockets": {"bandwidth", "fanout", "captured", "data_arrays"},
     "inside": streams.QUESTIONS,
+    "changeable": {"fanout"},
 }
 
 
@@ -163,9 +164,9 @@ class Zmqdist(System):
         from zmqdist import freeze
 
         array = np.ones(size, np.uint8)
+        given = array if self.variant == "changeable" else freeze(array)
         return rate(
-            lambda: self._coordinator.fetch(self._coordinator.map(touch, [freeze(array)] * count)),
-            count,
+            lambda: self._coordinator.fetch(self._coordinator.map(touch, [given] * count)), count
         )
 
     def captured(self, count: int, size: int) -> list[float]:

@@ -91,7 +91,7 @@ def test_simulated_workers_take_lowest_free_index() -> None:
         (["speed"], "no question 'speed'; there are: latency, calls, actors, tasks"),
         (
             ["tasks", "--against", "rya"],
-            "no system 'rya'; there are: threads, sockets, inside, memcpy, raw",
+            "no system 'rya'; there are: threads, sockets, inside, changeable, memcpy, raw",
         ),
         (["tasks", "--python", "ray"], "'ray' is not SYSTEM=PATH"),
     ],

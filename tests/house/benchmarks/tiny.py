@@ -14,6 +14,7 @@ TINY = Plan(
     starts=1,
     block_s=0.01,
     count_max=8,
+    windows=(4, 8),
     sizes=(2**10, 2**20),
     fanout_bytes=2**17,
     ring_bytes=2**21,
