@@ -23,7 +23,7 @@ from zmqdist.scheduling.shared import references
 from zmqdist.scheduling.shared import store as fetch
 from zmqdist.scheduling.shared.config import WorkerConfig
 from zmqdist.scheduling.shared.references import Held, Reference, decode_reference, encode_reference
-from zmqdist.scheduling.shared.store import CLIENTS_KEPT, BulkStore, Fetcher
+from zmqdist.scheduling.shared.store import CLIENTS_KEPT, UNCHANGED_MAX, BulkStore, Fetcher
 from zmqdist.scheduling.worker.worker_cache import WorkerCache
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
@@ -133,6 +133,37 @@ def test_equal_bytes_at_one_address_are_held_once(hold: Callable[..., BulkStore]
         store.free(reference.bulks)
     assert len(store) == 1
     store.free(other.bulks)
+    assert len(store) == 0
+
+
+def test_unchanged_part_is_held_again_without_a_look(hold: Callable[..., BulkStore]) -> None:
+    store = hold()
+    array = np.frombuffer(ramp(LARGE), np.uint8).copy()
+    with store.unchanged():
+        held = [store.hold([array], shared=True)]
+        array[:] = 7  # which the caller promises not to do
+        store.free(held.pop().bulks)
+        held += [store.hold([array], shared=True) for _ in range(3)]
+        assert store.copies == 1
+    assert bytes(store.view(held[0].bulks[0])) == ramp(LARGE)
+    held.append(store.hold([array], shared=True))
+    assert store.copies == 2
+    for reference in held:
+        store.free(reference.bulks)
+    assert len(store) == 0
+
+
+def test_parts_that_take_turns_at_one_address_are_each_held(
+    hold: Callable[..., BulkStore],
+) -> None:
+    """As the copies that pickle makes of arrays with gaps: each ends with its pickle."""
+    store, held = hold(), []
+    with store.unchanged():
+        for number in range(3 * UNCHANGED_MAX):
+            held.append(store.hold([np.full(LARGE, number, np.uint8)], shared=True))
+    for number, reference in enumerate(held):
+        assert store.view(reference.bulks[0])[LARGE // 2] == number
+        store.free(reference.bulks)
     assert len(store) == 0
 
 
@@ -463,6 +494,19 @@ def test_array_of_many_tasks_is_copied_once(
     values = [coordinator.schedule(add_one, (array,)) for _ in range(25)]
     assert coordinator.fetch(values) == [array.size] * 25
     assert coordinator.snapshot().held.copies == 1
+
+
+@pytest.mark.timeout(60)
+def test_map_sees_what_a_generator_writes_between_two_items(
+    coordinator: ClusterCoordinator,
+) -> None:
+    def items() -> Iterator[np.ndarray]:
+        array = np.zeros(8 * MIB, np.uint8)
+        for number in range(5):
+            array[:] = number
+            yield array
+
+    assert coordinator.fetch(coordinator.map(np.max, items())) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.timeout(60)

@@ -8,6 +8,7 @@ import os
 from _thread import get_ident
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import (
@@ -356,7 +357,10 @@ class Submitter:
             raise TypeError("map() takes a callable and at least one iterable")
         items = zip(*iterables, strict=False)
         snapshot = self._coordinator._snapshot_of(fn)
-        return [self.submit(snapshot, *item) for item in items]
+        # a generator may write into an array between two items
+        are_lists = all(type(each) in (list, tuple, range) for each in iterables)
+        with self._coordinator._runtime.store.unchanged() if are_lists else nullcontext():
+            return [self.submit(snapshot, *item) for item in items]
 
     @as_imap
     def imap(

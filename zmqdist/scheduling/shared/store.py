@@ -32,6 +32,7 @@ import itertools
 import logging
 import socket
 import threading
+from _thread import get_ident
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -59,6 +60,8 @@ Part: TypeAlias = "bytes | bytearray | memoryview | NDArray[np.uint8] | Block"
 
 READ = "zmqdist_bulk_read"
 """Each holder's RPC method (bulk) -> bytes. These are the bytes of the part with this number."""
+UNCHANGED_MAX = 4
+"""How many parts of `unchanged` the store remembers, and keeps alive."""
 RECENT_MAX = 128
 """How many keys the store remembers, each with the last snapshot that had this key. A key is an
 address, or the first and last bytes of a part."""
@@ -135,6 +138,8 @@ class BulkStore:
         )
         self._entries: dict[int, _Entry] = {}
         self._recent: OrderedDict[tuple[int | bytes, int], int] = OrderedDict()
+        # by thread, the parts that it holds in `unchanged`, by address and size
+        self._unchanged: dict[int, OrderedDict[tuple[int, int], tuple[Part, Held]]] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         service.register_later(READ, self._send_part, roles=roles)
@@ -185,6 +190,17 @@ class BulkStore:
         return Reference(
             self.number, self.address, self.memory, tuple(held_parts), self.holder, self.key
         )
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Return a context manager in which no part changes that this thread holds, so that it need
+        not be compared when it is held again."""
+        parts = self._unchanged[get_ident()] = OrderedDict()
+        try:
+            yield
+        finally:
+            del self._unchanged[get_ident()]
+            self.free([held.bulk for _, held in parts.values()])
 
     def keep(self, part: NDArray[np.uint8] | Block, *, shared: bool = True) -> Held:
         """Hold one part without a copy. The caller must not change the part any more. `shared` has
@@ -262,13 +278,30 @@ class BulkStore:
             return self.keep(part, shared=shared)
         source = np.frombuffer(part, np.uint8)
         frozen = None if self._pool is None else self._pool.find_frozen(source)
-        address = shm_pool.address_of(source)
         if not shared:
             # the borrower may write to this part, so it cannot stand for a later part with the same
             # bytes
             return self.keep(
                 self._snapshot(part, source) if frozen is None else frozen, shared=False
             )
+        address, unchanged = shm_pool.address_of(source), self._unchanged.get(get_ident())
+        if unchanged is None:
+            return self._hold_equal(part, source, frozen)
+        if (address, size) in unchanged:
+            _, held = unchanged[address, size]
+        else:
+            held = self._hold_equal(part, source, frozen)
+            # while `part` is alive, no other part can have its address
+            unchanged[address, size] = (part, held)
+            if len(unchanged) > UNCHANGED_MAX:
+                self.free([unchanged.popitem(last=False)[1][1].bulk])
+        self.hold_again([held.bulk])
+        return held
+
+    def _hold_equal(self, part: Part, source: NDArray[np.uint8], frozen: Block | None) -> Held:
+        """Hold a part for any number of processes, and copy it only if no part with the same bytes
+        is held."""
+        address, size = shm_pool.address_of(source), source.nbytes
         keys: list[tuple[int | bytes, int]] = [(address, size)]
         if frozen is None:
             keys.append((source[:ENDS_BYTES].tobytes() + source[-ENDS_BYTES:].tobytes(), size))
