@@ -424,6 +424,7 @@ class Variable(ArrayLike):
         described = (self.trainable, self.aggregation, self.synchronization, self.constraint)
         if self.storage.task is None or self.constraint is not None:
             return handle, (self.storage, *described)
+        assert isinstance(self.storage, RemoteStorage)  # it has a task
         if self._packed is None:
             stub = RemoteStorage(self.storage.ref, self.storage.workers_per_step)
             self._packed = pack((stub, *described))
@@ -487,6 +488,7 @@ def _unpacked(packed: bytes) -> Variable:
     variable = _unpickled.get(packed)
     if variable is None:
         variable = handle(*unpack(packed))
+        assert isinstance(variable.storage, RemoteStorage)
         if not variable.storage.owned:
             if len(_unpickled) >= UNPICKLED_MAX:
                 _unpickled.clear()
