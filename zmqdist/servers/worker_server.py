@@ -9,7 +9,7 @@ from typing import Any
 from zmqdist import errors
 from zmqdist.background import in_background
 from zmqdist.clock import duration, seconds
-from zmqdist.data.service.worker.runtime import DataWorker, WorkerDataSnapshot
+from zmqdist.data.service.worker.runtime import DataWorker, TaskHost, WorkerDataSnapshot
 from zmqdist.data.service.worker.task_process import TaskProcesses
 from zmqdist.field_types import checked, checks_options, safe_repr
 from zmqdist.process.zygote_client import ZygoteProcess
@@ -241,11 +241,24 @@ class WorkerServer:
 
 def _data_service(config: WorkerConfig, worker: WorkerSurroundings) -> DataWorker:
     """Make the data service of a worker."""
-    timeout_s, processes = config.dispatcher_timeout_s, None
+    timeout_s = config.dispatcher_timeout_s
+    host: TaskHost
     if worker.children is not None:
         spawn = partial(worker.children.spawn, children.TASK)
-        processes = TaskProcesses(
+        host = TaskProcesses(
             worker.loop, spawn, worker.host, worker.dispatcher, worker.incarnation, timeout_s
+        )
+    else:
+        # imported here, because a worker with processes runs no pipeline itself
+        from zmqdist.data.service.worker.task_threads import TaskThreads
+
+        host = TaskThreads(
+            worker.loop,
+            worker.service,
+            worker.dispatcher,
+            worker.credentials,
+            worker.incarnation,
+            timeout_s,
         )
     data = DataWorker(
         worker.loop,
@@ -255,7 +268,7 @@ def _data_service(config: WorkerConfig, worker: WorkerSurroundings) -> DataWorke
         worker.credentials,
         worker.incarnation,
         timeout_s,
-        processes,
+        host,
         config.chunk_bytes_max,
     )
     data.host.cache_bytes = config.cache_bytes

@@ -17,7 +17,7 @@ from tests.data.service.helpers import PATIENCE_S, Answer, TestCluster, values
 from zmqdist.data import Dataset
 from zmqdist.data.service.reader.delivery import SOME, Demand
 from zmqdist.data.service.task_errors import describe_error
-from zmqdist.data.service.worker import runtime as worker_runtime
+from zmqdist.data.service.worker import task_threads
 from zmqdist.data.service.worker.first_come_machine import FirstComeBuffer
 from zmqdist.data.service.worker.first_come_task import FirstComeRunner
 from zmqdist.data.service.worker.portions_machine import PortionsLane
@@ -160,6 +160,6 @@ def test_task_that_cannot_begin_fails_local_request(
     def spoiled(*args: Any) -> Runner:
         raise RuntimeError("spoiled")
 
-    monkeypatch.setattr(worker_runtime, "FirstComeRunner", spoiled)
+    monkeypatch.setattr(task_threads, "FirstComeRunner", spoiled)
     with TestCluster(1) as cluster, pytest.raises(UnknownError, match="RuntimeError: spoiled"):
         values(cluster.distribute(Dataset.range(3)))

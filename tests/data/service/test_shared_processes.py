@@ -21,7 +21,7 @@ from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.dispatcher.machine.records import DYNAMIC
 from zmqdist.data.service.task_errors import describe_exit
 from zmqdist.data.service.worker import task_process
-from zmqdist.data.service.worker.task_main import ROWS_BYTES, progress_of_replies
+from zmqdist.data.service.worker.task_orders import ROWS_BYTES, progress_of_replies
 from zmqdist.data.service.worker.task_process import TaskProcesses
 from zmqdist.data.service.worker.tasks_machine import WorkerTask, WorkerTaskState
 from zmqdist.errors import UnavailableError, UnknownError

@@ -5,12 +5,14 @@ reference.
 from __future__ import annotations
 
 import threading
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from zmqdist import platforms
 from zmqdist.data.service.reader.delivery import Demand
-from zmqdist.data.service.worker.task_runner import ElementReply
 from zmqdist.transport.endpoint import split
+
+if TYPE_CHECKING:
+    from zmqdist.data.service.worker.task_runner import ElementReply
 
 
 class LocalWorker(Protocol):

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from zmqdist.data.iterators import failing_operator
 from zmqdist.data.service.retry import RETRIABLE
 from zmqdist.data.service.split_requests import PositionsUnavailable, WorkerDrained
 from zmqdist.data.service.worker.tasks_machine import POSITION, SOURCE, TAKEN
@@ -47,6 +46,9 @@ def describe_error(error: BaseException, element: str, where: str) -> OpError:
     code, message = code_and_message(error)
     if code in RETRIABLE:
         code, message = UNKNOWN, f"{type(error).__name__}: {message}"
+    # imported here, because workers load this module, and most of them run no pipeline
+    from zmqdist.data.iterators import failing_operator
+
     head, mark, trace = message.partition(TRACEBACK)
     operator = failing_operator(error)
     operator_text = f"in the operator {operator}, " if operator else ""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from zmqdist import limits
-from zmqdist.cluster.config import ClusterConfig
 from zmqdist.cluster.environment import CONFIG_ENV
-from zmqdist.cluster.file_sections import RuntimeConfig
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.scheduling.shared import own_cluster
 from zmqdist.transport.credentials import Credentials, credentials_for
 from zmqdist.transport.endpoint import split
 from zmqdist.wire import results, trusted
+
+if TYPE_CHECKING:  # most programs read no cluster file, and YAML takes 20 ms to import
+    from zmqdist.cluster.config import ClusterConfig
+    from zmqdist.cluster.file_sections import RuntimeConfig
 
 ACCEPTED = (
     'a ParameterServerStrategy, a DispatchServer, a local_cluster, "host:port" or '
@@ -86,7 +89,7 @@ def _of_own_cluster(own: own_cluster.OwnCluster) -> Target:
     """Return the cluster whose work this thread runs, with the settings of its file, if it has
     one.
     """
-    config = ClusterConfig.from_environment()
+    config = _config_of_environment()
     target = Target(own.dispatcher, own.credentials)
     if config is not None and config.runtime is not None:
         of_file = target_of(config, config.runtime)
@@ -95,10 +98,19 @@ def _of_own_cluster(own: own_cluster.OwnCluster) -> Target:
     return replace(target, form=ResultForm(target.form.safe_only or own.safe_only()))
 
 
+def _config_of_environment() -> ClusterConfig | None:
+    if not os.environ.get(CONFIG_ENV):
+        return None
+    from zmqdist.cluster.config import ClusterConfig
+
+    return ClusterConfig.from_environment()
+
+
 def _resolve(target: Any) -> Target:
-    config = ClusterConfig.from_environment() if target is None else getattr(target, "config", None)
-    if isinstance(config, ClusterConfig) and config.runtime is not None:
-        return target_of(config, config.runtime)
+    config: Any = _config_of_environment() if target is None else getattr(target, "config", None)
+    # only a ClusterConfig has `runtime`
+    if (runtime := getattr(config, "runtime", None)) is not None:
+        return target_of(config, runtime)
     if target is None:
         raise ValueError(
             f"no target was given and {CONFIG_ENV} names no running cluster: wanted {ACCEPTED}"

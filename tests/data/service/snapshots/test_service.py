@@ -295,7 +295,7 @@ def test_stream_that_cannot_begin_fails_its_snapshot(
 
     with TestCluster(1) as cluster:
         with monkeypatch.context() as broken:
-            broken.setattr("zmqdist.data.service.snapshots.worker.SnapshotStream", spoiled)
+            broken.setattr("zmqdist.data.service.snapshots.stream.SnapshotStream", spoiled)
             handle = distributed_save(Dataset.range(10), str(tmp_path / "s"), cluster.target)
             with pytest.raises(
                 UnknownError, match="stream 0 cannot be begun: RuntimeError: spoiled"

@@ -11,7 +11,7 @@ from tests.data.service.test_shared_processes import FakeProcesses
 from tests.data.service.worker.test_task_process import process_of, worker_process
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.service.worker import task_process
-from zmqdist.data.service.worker.task_main import tasks_ended
+from zmqdist.data.service.worker.task_orders import tasks_ended
 from zmqdist.data.service.worker.task_process import KEPT_MAX
 from zmqdist.scheduling.shared.config import DispatcherConfig
 from zmqdist.servers.dispatch_server import DispatchServer

@@ -18,7 +18,7 @@ from zmqdist.data.service import compression
 from zmqdist.data.service.elements import unpack
 from zmqdist.data.service.local_workers import LocalWorker
 from zmqdist.data.service.reader.delivery import FAILED, Demand
-from zmqdist.data.service.worker.runtime import ELEMENTS
+from zmqdist.data.service.worker.task_orders import ELEMENTS
 from zmqdist.data.service.worker.task_runner import Packed
 from zmqdist.errors import OpError, WireError, from_code
 from zmqdist.rpc import internal_client

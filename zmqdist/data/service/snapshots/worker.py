@@ -11,11 +11,9 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from zmqdist.data.service.retry import RETRIABLE
-from zmqdist.data.service.snapshots.stream import SnapshotStream, StreamProcess, StreamTerms
-from zmqdist.data.service.snapshots.writer import SnapshotTaskProgress
 from zmqdist.errors import OpError
 from zmqdist.process.bound_children import SpawnChild
 from zmqdist.rpc.client import ZmqClient
@@ -23,6 +21,10 @@ from zmqdist.rpc.handler_errors import code_and_message
 from zmqdist.rpc.internal_client import LoopClient
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
+
+if TYPE_CHECKING:  # most workers write no stream, and these modules import all operators
+    from zmqdist.data.service.snapshots.stream import SnapshotStream, StreamProcess
+    from zmqdist.data.service.snapshots.writer import SnapshotTaskProgress
 
 log = logging.getLogger("zmqdist.data.snapshots")
 
@@ -177,6 +179,8 @@ class SnapshotWorker:
             self._ask()
 
     def _begin(self, path: str, index: int) -> None:
+        from zmqdist.data.service.snapshots.stream import SnapshotStream, StreamProcess, StreamTerms
+
         terms = StreamTerms(
             self._dispatcher,
             self._incarnation,

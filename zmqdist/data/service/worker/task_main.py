@@ -30,12 +30,23 @@ from typing import Any, Final
 
 import msgspec
 
-import zmqdist.data.dataset  # noqa: F401  loads the operators before the fork
 from zmqdist import clock as time
 from zmqdist.data.service.task_errors import TaskFailure
-from zmqdist.data.service.worker.runtime import FLUSH_S, TaskThreads
+from zmqdist.data.service.worker.runtime import FLUSH_S
+from zmqdist.data.service.worker.task_orders import (
+    ANSWERED,
+    ANSWERS_S,
+    FINISHED,
+    REFUSE,
+    ROWS_BYTES,
+    Begin,
+    progress_of_replies,
+    row,
+    tasks_ended,
+)
 from zmqdist.data.service.worker.task_runner import Runner
-from zmqdist.data.service.worker.tasks_machine import PROGRESS, WorkerTask, WorkerTaskState
+from zmqdist.data.service.worker.task_threads import TaskThreads
+from zmqdist.data.service.worker.tasks_machine import WorkerTask, WorkerTaskState
 from zmqdist.errors import OpError, from_code
 from zmqdist.process.pipe import BYTES, BlockingPipe
 from zmqdist.rpc.service import RpcService
@@ -45,16 +56,8 @@ from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Router
 from zmqdist.wire.hello import our_hello
 
-ROWS_BYTES: Final = 1 << 20
-"""The size of the shared memory. Only those pages of it that are written take memory."""
-
 ORDER_DESCRIPTORS: Final = 2
 """The number of file descriptors of an order: the pipe and the listening socket of a task."""
-
-HAND_BACK: Final = b"hand back"
-REFUSE: Final = b"refuse"
-FINISHED: Final = b"finished"
-ANSWERED: Final = b"answered"
 
 FIGURES_S: Final = 1.0
 """Seconds between two reports of the process's figures to the worker."""
@@ -62,59 +65,6 @@ FIGURES_S: Final = 1.0
 SWITCH_S: Final = sys.getswitchinterval()
 """Seconds for which a thread may hold the GIL while another waits for it, in a process with one
 task."""
-
-ANSWERS_S: Final = 2.0
-"""Seconds between the last reply of a task, or a later look that found replies unsent, and the next
-look."""
-
-
-class Begin(msgspec.Struct, array_like=True):
-    """The first message about a task from the worker to the task's process.
-
-    Attributes:
-      task: definition of the task, as the dispatcher sent it.
-      state, incarnation: random number of the dispatcher's durable state, and incarnation of the
-        worker.
-      row: the number of the task's row in the shared memory.
-      worker: address of the worker, for error texts.
-      host: address that the listening socket is bound to.
-      failure: error code and text of the crash of the previous process of this task; None if there
-        was no crash.
-      for_good: whether the task has failed for good, so that every request gets `failure`.
-        Otherwise only one request gets it.
-      finished: whether the task has ended, so that every request gets END.
-    """
-
-    task: list[Any]
-    row: int
-    state: int
-    incarnation: int
-    dispatcher: str
-    dispatcher_timeout_s: float
-    worker: str
-    host: str
-    cache_bytes: int = 0
-    failure: tuple[int, str] | None = None
-    for_good: bool = False
-    finished: bool = False
-
-
-def row(memory: mmap.mmap, number: int) -> memoryview:
-    """Return a row of the shared memory: PROGRESS numbers."""
-    return memoryview(memory).cast("Q")[number * PROGRESS : (number + 1) * PROGRESS]
-
-
-def progress_of_replies(memory: mmap.mmap) -> memoryview:
-    """Return the number in the shared memory that a process without tasks changes as its last
-    replies move on."""
-    return memoryview(memory).cast("Q")[-1:]
-
-
-def tasks_ended(memory: mmap.mmap) -> memoryview:
-    """Return the number in the shared memory that counts the dropped tasks whose user code has
-    ended."""
-    return memoryview(memory).cast("Q")[-2:-1]
-
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt (malloc.h)."""

@@ -65,7 +65,7 @@ from zmqdist.blas_threads import cores
 from zmqdist.data.service.dispatcher.machine.records import DYNAMIC
 from zmqdist.data.service.task_errors import describe_exit, process_death_error
 from zmqdist.data.service.worker.runtime import TaskHost
-from zmqdist.data.service.worker.task_main import (
+from zmqdist.data.service.worker.task_orders import (
     ANSWERED,
     ANSWERS_S,
     FINISHED,
