@@ -129,6 +129,10 @@ class UpdateIds:
             self._settled.append((number, call))
 
 
+FLAT_BYTES_MAX: Final = 4096
+"""Bytes of the largest value that is sent as bytes, in a flat list of arguments, which is encoded and
+decoded faster than an array."""
+
 AGAIN_S: Final = 0.05
 """Seconds between two attempts to reach a lost ps, while the caller waits for its recovery."""
 
@@ -399,7 +403,7 @@ class PsCall:
             self._client.settled(self._request, self._call)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Request:
     """The contents of a request. The client keeps them, so that it can repeat the request.
 
@@ -556,12 +560,15 @@ class PsClient:
         # functions and sends them first.
         functions = tuple(change[1] for _, change in changes if change[0] == "call")
         id = self._ids.next()
-        changes_on_wire = [
+        changes_on_wire: list[Any] = [
             (ref.number, "call", change[1].digest, change[2])
             if change[0] == "call"
             else (ref.number, *change)
             for ref, change in changes
         ]
+        if len(changes) == 1 and len(changes[0][1]) == 2 and changes[0][1][1].nbytes <= FLAT_BYTES_MAX:
+            kind, value = changes[0][1]
+            changes_on_wire = [refs[0].number, kind, value.tobytes()]
         key = key or task_context.key_of(refs[0].number)
         args = refs[0].session, *id, want, key, step, workers_per_step, *changes_on_wire
         return self._start(

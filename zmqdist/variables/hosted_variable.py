@@ -11,7 +11,7 @@ Rules
     `status` are read without the lock.
 
 Changes, in the form in which they are sent: (kind, ...)
-    ("assign" | "add" | "sub", value) `value` has the variable's shape and dtype
+    ("assign" | "add" | "sub", value) `value` has the variable's shape and dtype; or its bytes
     ("scatter", op, indices, rows)              op is one of SCATTERS
     ("swap", version, expected, value)          assign if the version is `version` (-1 means any version) and the value equals `expected`
                                                 (None means any value)
@@ -532,6 +532,9 @@ class HostedVariable:
         return f"{self.storage.dtype} of shape {self.storage.shape}"
 
     def _value(self, value: Any) -> Array:
+        if type(value) is bytes and len(value) == self.storage.nbytes:
+            self.bytes_in += len(value)
+            return np.ndarray(self.storage.shape, self.storage.dtype, value)
         array = np.asarray(value)
         if array.shape != self.storage.shape or array.dtype != self.storage.dtype:
             raise self.wrong(f"wanted {self._spec()}, given {array.dtype} of shape {array.shape}")

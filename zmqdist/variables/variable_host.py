@@ -623,7 +623,7 @@ class VariableHost:
         key: str,
         step: int,
         step_size: int,
-        *changes: tuple[Any, ...],
+        *changes: Any,
     ) -> None:
         """Execute an update of variables, or find the outcome of its earlier execution.
 
@@ -634,11 +634,14 @@ class VariableHost:
           key: the key of the update in its session; "" if the update has no key.
           step, wanted: number of a synchronous step, and the number of updates that the step waits
             for; -1 and 0 outside steps.
-          changes: (number, kind, ...) of each variable. No variable occurs twice.
+          changes: (number, kind, ...) of each variable. No variable occurs twice. For one variable
+            also number, kind, bytes of the value.
 
         The reply is a flat list with the fields of an UpdateOutcome for each variable. The reply is
         None if the client can no longer be waiting for it.
         """
+        if type(changes[0]) is int:
+            changes = (changes,)
         variables = self._variables(session, [change[0] for change in changes])
         if len(changes) > 1 and len(set(variables)) < len(changes):
             raise InvalidArgumentError(
