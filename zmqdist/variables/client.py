@@ -372,7 +372,8 @@ class PsCall:
     def _connect(self, patience_s: float = PS_PATIENCE_S) -> None:
         """Connect and send the request. If that fails, set `_unreachable`."""
         try:
-            self._client.reach(min(self._request.due, time.monotonic() + patience_s))
+            if not self._client.reached:
+                self._client.reach(min(self._request.due, time.monotonic() + patience_s))
             self._call = self._client.call(self._request)
             self._unreachable = None
         except (UnavailableError, CancelledError) as error:
@@ -566,7 +567,11 @@ class PsClient:
             else (ref.number, *change)
             for ref, change in changes
         ]
-        if len(changes) == 1 and len(changes[0][1]) == 2 and changes[0][1][1].nbytes <= FLAT_BYTES_MAX:
+        if (
+            len(changes) == 1
+            and len(changes[0][1]) == 2
+            and changes[0][1][1].nbytes <= FLAT_BYTES_MAX
+        ):
             kind, value = changes[0][1]
             changes_on_wire = [refs[0].number, kind, value.tobytes()]
         key = key or task_context.key_of(refs[0].number)
