@@ -534,7 +534,8 @@ class HostedVariable:
     def _value(self, value: Any) -> Array:
         if type(value) is bytes and len(value) == self.storage.nbytes:
             self.bytes_in += len(value)
-            return np.ndarray(self.storage.shape, self.storage.dtype, value)
+            sent: Array = np.ndarray(self.storage.shape, self.storage.dtype, value)
+            return sent
         array = np.asarray(value)
         if array.shape != self.storage.shape or array.dtype != self.storage.dtype:
             raise self.wrong(f"wanted {self._spec()}, given {array.dtype} of shape {array.shape}")
