@@ -164,6 +164,10 @@ SHM_CELLS: Final = 16_384
 """Blocks of shared memory that a process can lend at a time. Further large arrays are sent over
 sockets. Each loan takes eight bytes."""
 
+LENT_BYTES_MIN: Final = 256 * 2**10
+"""Bytes. If a call or reply has more bytes of large parts, they travel in shared memory on one host.
+Fewer bytes travel faster as frames of the message."""
+
 SHM_DESCRIPTOR_BYTES_MIN: Final = 2**20
 """Bytes of the smallest array that may have its own file descriptor of shared memory for its
 lifetime. Many smaller arrays would use up the process's file descriptors.

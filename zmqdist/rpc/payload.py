@@ -119,7 +119,7 @@ def snapshot(parts: Sequence[Any], *, lends: bool, still: bool) -> Sequence[Sour
         the parts.
       still: whether the caller promises not to write to the parts until they have been sent.
     """
-    if not is_large(parts):
+    if not is_large(parts, lends):
         return parts
     return [_source_of(part, lends, still or type(part) is bytes) for part in parts]
 
@@ -170,9 +170,10 @@ def pack_result(
         raise
     if not parts:
         return body, parts
-    if not is_large(parts):
-        return body, parts if at_once else [bytes(part) for part in parts]
-    return body, snapshot(parts, lends=lends, still=still)
+    sources = snapshot(parts, lends=lends, still=still)
+    if sources is parts and not at_once:
+        sources = [bytes(part) for part in parts]
+    return body, sources
 
 
 # -- temporaries -----------------------------------------------------------------------------------

@@ -88,7 +88,10 @@ Frames: TypeAlias = Sequence[Any]
 
 def nbytes_of(frames: Frames) -> int:
     """Return the bytes of a sequence of buffers of any kind."""
-    return sum(frame.nbytes if hasattr(frame, "nbytes") else len(frame) for frame in frames)
+    nbytes = 0
+    for frame in frames:  # a generator takes three times as long for one frame
+        nbytes += frame.nbytes if hasattr(frame, "nbytes") else len(frame)
+    return nbytes
 
 
 def counted_bytes(body: bytes, frames: Frames) -> int:

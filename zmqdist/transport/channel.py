@@ -129,7 +129,7 @@ from zmqdist.transport.dealer import Change, Connector, receive_rest
 from zmqdist.transport.loop import MORE, NOBLOCK, input_check
 from zmqdist.transport.memory_limits import check_descriptors_and_threads
 from zmqdist.transport.security import ClientSecurity
-from zmqdist.transport.shm_pool import this_pool
+from zmqdist.transport.shm_pool import Block, this_pool
 from zmqdist.transport.transfers import BulkChannel, allocate_fresh, is_large
 from zmqdist.wire import headers
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
@@ -290,7 +290,11 @@ class ClientConnection:
         """
         if self.table.submitted(call) or waits:
             self._send_waiting()
-        if call.frames and self.table.is_unsent(call) and not is_large(call.frames):
+        if (
+            call.frames
+            and self.table.is_unsent(call)
+            and not is_large(call.frames, Block in map(type, call.frames))
+        ):
             # the frames are copied, because the caller may change its arrays after this method
             call.frames = [bytes(frame) for frame in call.frames]
 

@@ -356,6 +356,7 @@ class Segment:
     keeps open.
 
     Attributes:
+      whole: all bytes as an array, if this process has made the segment.
       capacity: bytes of each block of the segment; 0 if the segment is frozen or was made by
         another process.
       used: number of the segment's blocks that are in use.
@@ -374,6 +375,7 @@ class Segment:
         "sealable",
         "single_use",
         "used",
+        "whole",
     )
 
     def __init__(self, fd: int, nbytes: int, capacity: int, mapping: Mapping | None) -> None:
@@ -382,6 +384,7 @@ class Segment:
         self.nbytes = nbytes
         self.capacity = capacity
         self.mapping = mapping
+        self.whole: Any = None if mapping is None else mapping.array()
         self.used = 0
         self.sealable = True
         self.single_use = False
@@ -578,7 +581,9 @@ class ShmPool:
         source = np.frombuffer(view, np.uint8)
         block = self.allocate(source.nbytes)
         if block is not None:
-            np.copyto(block.array(), source)
+            # a slice takes a third of the time of `block.array()`
+            whole = block.segment.whole
+            np.copyto(whole[block.offset : block.offset + source.nbytes], source)
         return block
 
     def find_frozen(self, view: Any) -> Block | None:

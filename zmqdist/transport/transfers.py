@@ -7,6 +7,7 @@ Rules
     of half a megabyte would delay a heartbeat for too long. Larger parts travel
         as a handle   of shared memory, if the other side has shown that it can open this process's memory; or else
         in chunks     between which small messages pass (bulk_machine.py).
+    If the other side can open this process's memory, parts above LENT_BYTES_MIN travel as handles.
     The bytes to send belong to the message: no code changes them until the transfer is over
     (rpc/payload.py). Parts of up to CHUNK_BYTES in all are copied in `send`, so that callers need
     not know which way the parts travel.
@@ -36,7 +37,13 @@ from numpy.typing import NDArray
 
 from zmqdist.clock import monotonic
 from zmqdist.errors import OpError, ResourceExhaustedError, WireError
-from zmqdist.limits import ARRAY_BYTES_MAX, CHUNK_BYTES, FRAMES_MAX, RECEIVING_BYTES_MAX
+from zmqdist.limits import (
+    ARRAY_BYTES_MAX,
+    CHUNK_BYTES,
+    FRAMES_MAX,
+    LENT_BYTES_MIN,
+    RECEIVING_BYTES_MAX,
+)
 from zmqdist.messages import Call, Chunk, Credit, Message, Part, Reply, SendParts
 from zmqdist.transport.bulk_machine import DONE, WRONG, Transfers, TransferState
 from zmqdist.transport.calls_machine import nbytes_of
@@ -66,10 +73,13 @@ with None and the reason."""
 _HANDLE_NUMBERS = 8
 
 
-def is_large(sources: Sequence[Source]) -> bool:
-    """Return whether these parts are too large to travel as frames of their message even on a fast
-    link."""
-    return nbytes_of(sources) > CHUNK_BYTES
+def is_large(sources: Sequence[Source], lends: bool) -> bool:
+    """Return whether these parts should not travel as frames of their message even on a fast link.
+
+    Args:
+      lends: whether the peer can open this process's shared memory.
+    """
+    return nbytes_of(sources) > (LENT_BYTES_MIN if lends else CHUNK_BYTES)
 
 
 def announced_bytes(parts: Sequence[Part]) -> int:
@@ -160,12 +170,15 @@ class BulkChannel:
         """Send a message with its parts, in the cheapest way. Return False if nothing was sent,
         because the connection is lost."""
         nbytes = nbytes_of(sources)
-        # as frames of the message they cost least, and delay no heartbeat
-        if nbytes <= self.transfers.pace.chunk_bytes:
-            return self._send_message(message, sources)
-        if nbytes <= CHUNK_BYTES:
+        if nbytes <= CHUNK_BYTES and not (self.shares_memory and Block in map(type, sources)):
+            sources = [
+                source.array() if isinstance(source, Block) else source for source in sources
+            ]
+            # as frames of the message they cost least, and delay no heartbeat
+            if nbytes <= self.transfers.pace.chunk_bytes:
+                return self._send_message(message, sources)
             # copied, so that callers need not know which way the parts travel
-            sources = [bytes(source) for source in sources]  # type: ignore[arg-type]
+            sources = [bytes(source) for source in sources]
         handles: list[Handle] = []
         buffers: list[Any] = []
         parts: list[Part] = []
@@ -183,10 +196,10 @@ class BulkChannel:
         if not self._send_message(message, ()):
             self._take_back(handles)
             return False
-        if handles:
+        if self.tracked:
             self._forget_claimed()
-        # if a faulty peer uses the number of a call twice, this ends the earlier transfer
-        self.call_ended(message.id)
+            # if a faulty peer uses the number of a call twice, this ends the earlier transfer
+            self.call_ended(message.id)
         sizes = [0 if view is None else view.nbytes for view in buffers]
         self.transfers.send(
             message.id, sizes, handles, held=type(message) is Call and message.held
@@ -339,9 +352,8 @@ class BulkChannel:
     def _forget_claimed(self) -> None:
         """Forget the transfers whose handles were all claimed. A server gets no other sign that a
         client has received its reply."""
-        pool = self._pool
-        assert pool is not None
         for id, transfer in list(self.tracked.items()):
-            claimed = not any(map(pool.is_unclaimed, transfer.lent))
-            if transfer.state is TransferState.LENT and claimed:
-                self.transfers.end(id)
+            if transfer.state is TransferState.LENT:
+                assert self._pool is not None
+                if not any(map(self._pool.is_unclaimed, transfer.lent)):
+                    self.transfers.end(id)
