@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.rpc.helpers import (
     MIB,
@@ -27,8 +28,10 @@ from zmqdist.rpc import ZmqClient, ZmqServer
 from zmqdist.transport import shm_pool
 from zmqdist.transport.channel import ClientConnection
 from zmqdist.transport.router import Router
-from zmqdist.transport.shm_pool import this_pool
+from zmqdist.transport.shm_pool import RETURNED, this_pool
+from zmqdist.transport.transfers import BulkChannel, allocate_fresh
 from zmqdist.wire import headers, safe
+from zmqdist.wire.hello import our_hello
 
 Serve = Callable[..., ZmqServer]
 Connect = Callable[..., ZmqClient]
@@ -61,6 +64,80 @@ def test_arrays_of_handler_are_its_own(remote: ZmqClient) -> None:
     # handlers run side by side over one state
     assert all(len(np.unique(one)) <= 3 and one.max() <= 3 for one in got)
     remote.forget_blocking()
+
+
+@pytest.mark.parametrize("method", ["same", "same_inline"])
+def test_result_that_is_the_argument_needs_no_copy(
+    serve: Serve, connect: Connect, method: str
+) -> None:
+    if this_pool() is None:
+        pytest.skip("no shared memory on this system")
+    kept: list[Any] = []
+
+    def change(array: Any) -> Any:
+        array[0] = 7
+        return array
+
+    server = serve(
+        inline=frozenset({"same_inline"}), same=change, same_inline=change,
+        keep=lambda array: (kept.append(array), array)[1], late=lambda: kept.pop(),
+    )  # fmt: skip
+    client = connect(server.address, timeout_in_ms=30_000)
+    array = np.arange(MIB)
+    got = [getattr(client, f"{method}_blocking")(array) for _ in range(5)]
+    assert all(np.array_equal(one[1:], array[1:]) and one[0] == 7 for one in got)
+    assert [memory_of(one).block is None for one in got] == [False] * 5, "the client's own memory"
+    assert array[0] == 0
+    copied = client.keep_blocking(array)
+    kept[0][:] = 9
+    assert np.array_equal(copied, array)
+    assert (client.late_blocking() == 9).all(), "the memory of another call"
+
+
+def memory_of(array: Any) -> Any:
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return array
+
+
+def test_returned_memory_outlives_its_server(child: Child, connect: Connect) -> None:
+    if this_pool() is None:
+        pytest.skip("no shared memory on this system")
+    process = child(SERVER)
+    client = connect(address_of(process), timeout_in_ms=30_000)
+    got = client.echo_blocking(np.ones(MIB))
+    assert memory_of(got).block is not None
+    process.kill()
+    process.wait()
+    pool = this_pool()
+    assert pool is not None
+    pool.sweep()
+    blocks = [pool.copy_in(np.zeros(got.nbytes, np.uint8)) for _ in range(8)]
+    assert None not in blocks
+    assert got.all(), "its block was not reused"
+
+
+def test_reply_returns_only_what_its_call_has_lent_and_once() -> None:
+    pool = this_pool()
+    if pool is None:
+        pytest.skip("no shared memory on this system")
+    channel = BulkChannel("peer", lambda message, frames: True)
+    channel.open_offered_memory(replace(our_hello("server", 1), memory=pool.offer))
+    channel.memory_accepted(pool.nonce)
+    calls = [Call(number, "m", 1, 0, b"") for number in (1, 2)]
+    for call in calls:
+        channel.send(call, [pool.copy_in(np.full(MIB, call.id, np.uint8))])  # type: ignore[list-item]
+    returned = [(*call.parts[0][:-1], RETURNED) for call in calls]
+    with pytest.raises(errors.WireError):
+        channel.receive(1, [returned[1]], allocate_fresh, print)
+    [array] = channel.receive(1, [returned[0]], allocate_fresh, print) or []
+    assert (array == 1).all()
+    with pytest.raises(errors.WireError):
+        channel.receive(1, [returned[0]], allocate_fresh, print)
+    channel.call_ended(2)
+    with pytest.raises(errors.WireError):
+        channel.receive(2, [returned[1]], allocate_fresh, print)
+    channel.call_ended(1)
 
 
 def test_reply_outlives_client_and_server(route: str, child: Child, connect: Connect) -> None:

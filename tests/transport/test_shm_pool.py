@@ -478,7 +478,7 @@ def offer_one(connection: Any) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("way", ["lent", "published", "empty"])
+@pytest.mark.parametrize("way", ["lent", "returned", "published", "empty"])
 def test_fork_separates_writes(owner: ShmPool, receiver: PeerPool, way: str) -> None:
     if way == "empty":
         array = zd.empty(MIB, np.uint8)
@@ -486,7 +486,10 @@ def test_fork_separates_writes(owner: ShmPool, receiver: PeerPool, way: str) -> 
     else:
         block = owner.copy_in(np.ones(MIB, np.uint8))
         assert block is not None
-        array = receiver.attach(block.lend() if way == "lent" else block.publish())  # type: ignore[arg-type]
+        if way == "returned":
+            array = receiver.returned(block)
+        else:
+            array = receiver.attach(block.lend() if way == "lent" else block.publish())  # type: ignore[arg-type]
         del block
     to_child, from_child = os.pipe(), os.pipe()
     pid = os.fork()

@@ -29,10 +29,16 @@ from numpy.typing import NDArray
 
 from zmqdist import nest
 from zmqdist.errors import InvalidArgumentError
-from zmqdist.limits import CALL_INLINE_BYTES_MAX, CHUNK_BYTES, DEPTH_MAX
+from zmqdist.limits import CALL_INLINE_BYTES_MAX, DEPTH_MAX, LENT_BYTES_MIN
 from zmqdist.tensors import described
 from zmqdist.transport.calls_machine import ClientCall
-from zmqdist.transport.shm_pool import ReceivedMemory, memory_for, this_pool
+from zmqdist.transport.shm_pool import (
+    ExclusiveMemory,
+    ReceivedMemory,
+    memory_for,
+    this_pool,
+    whole_memory,
+)
 from zmqdist.transport.transfers import Source, allocate_fresh, is_large
 from zmqdist.wire import safe
 from zmqdist.wire.arrays import is_fortran
@@ -109,7 +115,9 @@ _GENERATOR: Final = (
 )
 
 
-def snapshot(parts: Sequence[Any], *, lends: bool, still: bool) -> Sequence[Source]:
+def snapshot(
+    parts: Sequence[Any], *, lends: bool, still: bool, call: object = None
+) -> Sequence[Source]:
     """Return the large parts as sources (transport/transfers.py) whose content will not change. If
     their total size is small, return them as they are, because sending copies them.
 
@@ -118,13 +126,18 @@ def snapshot(parts: Sequence[Any], *, lends: bool, still: bool) -> Sequence[Sour
       lends: whether the peer can open this process's shared memory, so that this process lends it
         the parts.
       still: whether the caller promises not to write to the parts until they have been sent.
+      call: a call of the peer. A part that is memory which this call has lent goes back to the peer
+        without a copy. No other code may refer to it.
     """
     if not is_large(parts, lends):
         return parts
-    return [_source_of(part, lends, still or type(part) is bytes) for part in parts]
+    return [_source_of(part, lends, still or type(part) is bytes, call) for part in parts]
 
 
-def _source_of(part: Any, lends: bool, still: bool) -> Source:
+def _source_of(part: Any, lends: bool, still: bool, call: object) -> Source:
+    memory = None if call is None else whole_memory(part)
+    if memory is not None and memory.call == call:
+        return memory
     pool = this_pool()
     if pool is None:
         return part if still else _copied(part)
@@ -147,7 +160,7 @@ def _copied(part: Any) -> Source:
 
 
 def pack_result(
-    box: list[Any], *, lends: bool, at_once: bool = False
+    box: list[Any], *, lends: bool, at_once: bool = False, call: object = None
 ) -> tuple[bytes, Sequence[Source]]:
     """Return the value in `box`, packed as a body and sources. The handler may keep and change the
     value afterwards.
@@ -156,12 +169,13 @@ def pack_result(
       box: a list whose only item is the value. No other code refers to the list, so that
         `is_temporary` can recognise a temporary value.
       at_once: whether small parts are sent, and so copied, before the handler can run again.
+      call: the call of the peer whose result the value is, if it may return the call's memory.
 
     Raises:
       InvalidArgumentError: the value contains an object that cannot travel.
     """
-    # parts that are lent are copied in any case
-    still = not lends and is_temporary(box)
+    # parts that are lent are copied in any case, unless they are memory of the call
+    still = not (lends and call is None) and is_temporary(box)
     try:
         body, parts = pack(box[0])
     except InvalidArgumentError:
@@ -170,7 +184,7 @@ def pack_result(
         raise
     if not parts:
         return body, parts
-    sources = snapshot(parts, lends=lends, still=still)
+    sources = snapshot(parts, lends=lends, still=still, call=call if still else None)
     if sources is parts and not at_once:
         sources = [bytes(part) for part in parts]
     return body, sources
@@ -198,12 +212,12 @@ def is_temporary(box: list[Any]) -> bool:
     """
     kind = type(box[0])
     if kind is np.ndarray:
-        return box[0].nbytes > CHUNK_BYTES and _is_ours(box, 0)
+        return box[0].nbytes > LENT_BYTES_MIN and _is_ours(box, 0)
     if kind not in (list, tuple, dict) or len(box[0]) > _ITEMS_MAX:
         return False
     keys: list[Any] = list(box[0]) if kind is dict else list(range(len(box[0])))
     if not any(
-        type(box[0][key]) is np.ndarray and box[0][key].nbytes > CHUNK_BYTES for key in keys
+        type(box[0][key]) is np.ndarray and box[0][key].nbytes > LENT_BYTES_MIN for key in keys
     ):
         return False
     if sys.getrefcount(box[0]) != _ONE:
@@ -230,7 +244,7 @@ def _is_ours(holder: Any, key: Any) -> bool:
     if holder[key].base.base is None:
         return bool(holder[key].base.flags.owndata)
     return (
-        type(holder[key].base.base) is ReceivedMemory
+        type(holder[key].base.base) in (ReceivedMemory, ExclusiveMemory)
         and sys.getrefcount(holder[key].base.base) == _ONE
     )
 
@@ -242,7 +256,7 @@ def _works_here() -> bool:
     """Return whether reference counts distinguish temporary from referenced values on this
     interpreter. Other interpreters may count in other ways.
     """
-    size = CHUNK_BYTES + 1
+    size = LENT_BYTES_MIN + 1
     referenced = np.empty(size, np.uint8)
     view = np.empty(size, np.uint8)
     slice_of_view = view[1:]

@@ -1329,10 +1329,12 @@ def _run_method(
 ) -> tuple[Reply, Sequence[Source]]:
     """Run a method and return its reply, which is an error if the method raises. The handler may
     keep and change its result afterwards."""
+    bulk = peer.bulk
+    call = bulk.call_of(id) if frames and bulk is not None else None
     try:
         box = [method.run(body, frames, peer.name)]
-        lends = peer.bulk is not None and peer.bulk.shares_memory
-        body, sources = pack_result(box, lends=lends, at_once=method.inline)
+        lends = bulk is not None and bulk.shares_memory
+        body, sources = pack_result(box, lends=lends, at_once=method.inline, call=call)
         return Reply(id, errors.OK, "", body), sources
     except BaseException as error:
         return failed(id, error), ()

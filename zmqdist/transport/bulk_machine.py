@@ -93,16 +93,29 @@ class Transfer:
         bytes of the parts before it were transferred. `part` is len(sizes) when all parts are
         complete.
       lent: the leases of shared memory that were made for the message of the call.
+      blocks: for the runtime, the lent blocks of a call, which its reply may return.
       buffers: for the runtime, the buffers of the parts. Chunks are read from them, or fill them.
       on_arrived: for the runtime, the function that gets the buffers at the end.
     """
 
-    __slots__ = ("buffers", "id", "lent", "offset", "on_arrived", "part", "sizes", "state", "total")
+    __slots__ = (
+        "blocks",
+        "buffers",
+        "id",
+        "lent",
+        "offset",
+        "on_arrived",
+        "part",
+        "sizes",
+        "state",
+        "total",
+    )
 
     def __init__(self, id: int) -> None:
         self.id = id
         self.state = TransferState.NEW
         self.lent: Sequence[Any] = ()
+        self.blocks: list[Any] = []
         self.buffers: list[Any] = []
         self.on_arrived: Any = None
         self.sizes: Sequence[int] = ()

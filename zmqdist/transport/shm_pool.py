@@ -336,8 +336,9 @@ def same_bytes(first: int, second: int, nbytes: int) -> bool:
 POOL_VARIABLE: Final = "ZMQDIST_ARENA"
 
 # Modes of a lease: one receiver maps the block writable; many map it privately; one maps it
-# read-only; many map it read-only.
-EXCLUSIVE, PUBLISHED, FROZEN, FROZEN_PUBLISHED = range(4)
+# read-only; many map it read-only. RETURNED is the mode of an EXCLUSIVE handle that its receiver
+# sends back to the owner.
+EXCLUSIVE, PUBLISHED, FROZEN, FROZEN_PUBLISHED, RETURNED = range(5)
 
 Handle: TypeAlias = tuple[int, int, int, int, int, int, int, int]
 """(descriptor, inode, size of the segment; offset, size of the block; cell, serial, mode of the
@@ -1040,10 +1041,16 @@ class PeerPool:
     def _attach_exclusive(self, handle: Handle) -> NDArray[np.uint8]:
         _, _, _, offset, length, cell, serial, _ = handle
         lease = self._claim(cell, serial)
-        segment = self._mapped_segment(handle)
-        hold = _ExclusiveMemory(lease, segment, offset, length)
-        _exclusive_memories.add(hold)
-        return hold.array()
+        memory = ExclusiveMemory(lease, self._mapped_segment(handle), offset, length)
+        memory.handle = handle
+        return memory.array()
+
+    def returned(self, block: Block) -> NDArray[np.uint8]:
+        """Return the bytes of a block that this process has lent to the peer alone, and that the
+        peer gives back with its reply. The caller may write to them."""
+        lease = BlockLease(self)
+        memory = ExclusiveMemory(lease, block.segment, block.offset, block.nbytes, block)
+        return memory.array()
 
     def _claim(self, cell: int, serial: int) -> BlockLease:
         lease = BlockLease(self)
@@ -1174,18 +1181,36 @@ class BlockLease:
             self.owner._release(self.cell)
 
 
-class _ExclusiveMemory(Exporter):
-    """The memory of an array that was lent to this process alone."""
+class ExclusiveMemory(Exporter):
+    """The memory of an array that was lent to this process alone, or that this process has lent
+    and got back.
 
-    __slots__ = ("lease", "length", "offset", "segment")
+    Attributes:
+      nbytes: the size of the memory.
+      block: the block of this process that it got back; None if another process has lent the memory.
+      handle, call: the handle of the lease, and the call that it came with (BulkChannel.call_of).
+    """
 
-    def __init__(self, lease: BlockLease, segment: Segment, offset: int, length: int) -> None:
+    __slots__ = ("block", "call", "handle", "lease", "nbytes", "offset", "segment")
+
+    def __init__(
+        self,
+        lease: BlockLease,
+        segment: Segment,
+        offset: int,
+        nbytes: int,
+        block: Block | None = None,
+    ) -> None:
         assert segment.mapping is not None
-        super().__init__(segment.mapping.address + offset, length, writable=True)
+        super().__init__(segment.mapping.address + offset, nbytes, writable=True)
         self.lease = lease
         self.segment = segment
         self.offset = offset
-        self.length = length
+        self.nbytes = nbytes
+        self.block = block
+        self.handle: Handle | None = None
+        self.call: object = None
+        _exclusive_memories.add(self)
 
     def make_private(self) -> None:
         """Replace the shared mapping by a private mapping, right before a fork. *Invariant*: blocks
@@ -1193,11 +1218,13 @@ class _ExclusiveMemory(Exporter):
         if self.lease.shared_by_fork:
             return
         assert self.segment.mapping is not None
-        nbytes = -(-self.length // PAGE_BYTES) * PAGE_BYTES
+        nbytes = -(-self.nbytes // PAGE_BYTES) * PAGE_BYTES
         make_private(
             self.segment.mapping.address + self.offset, nbytes, self.segment.fd, self.offset
         )
         self.lease.shared_by_fork = True
+        if self.block is not None:
+            _inherited.append(self.block)  # this process does not map the block any more
 
 
 class _ReadLock:
@@ -1232,20 +1259,35 @@ def lendable_block(array: NDArray[Any]) -> Block | None:
     pool = this_pool()
     if (
         pool is None
-        or not isinstance(base, (_BlockMemory, _ExclusiveMemory))
+        or not isinstance(base, (_BlockMemory, ExclusiveMemory))
         or not array.flags.forc
     ):
         return None
     if array.ctypes.data != base.array().ctypes.data:
         return None
-    if isinstance(base, _ExclusiveMemory):
+    if isinstance(base, ExclusiveMemory):
+        if base.lease.shared_by_fork:
+            return None
+        if base.block is not None:
+            return base.block if base.nbytes == array.nbytes else None
         return Block(pool, base.segment, base.offset, array.nbytes, base=base)
     return base.block if base.block.nbytes == array.nbytes else None
 
 
+def whole_memory(view: Any) -> ExclusiveMemory | None:
+    """Return the memory that another process has lent to this process alone, if `view` is a
+    memoryview of all its bytes; otherwise None."""
+    base: Any = view.obj if type(view) is memoryview else None
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if type(base) is not ExclusiveMemory or base.nbytes != view.nbytes:
+        return None
+    return None if base.handle is None or base.lease.shared_by_fork else base
+
+
 _this_process = object()
 """Identity of this process; a forked child replaces it."""
-_exclusive_memories: weakref.WeakSet[_ExclusiveMemory] = weakref.WeakSet()
+_exclusive_memories: weakref.WeakSet[ExclusiveMemory] = weakref.WeakSet()
 _known_frozen: weakref.WeakValueDictionary[int, FrozenSegment] = weakref.WeakValueDictionary()
 _peers: weakref.WeakValueDictionary[Offer, PeerPool] = weakref.WeakValueDictionary()
 
@@ -1316,7 +1358,7 @@ def _in_child() -> None:
 
 _inherited: Final[list[object]] = []
 """In a forked child, the parent's pools. The child does not close them, because arrays of the child
-still use their mappings."""
+still use their mappings. Also blocks that a fork has made private, which are never reused."""
 _shared_with_child: Final[set[PeerPool]] = set()
 """Pools of peers with arrays that this fork makes private. The set has elements only during a
 fork.

@@ -14,6 +14,10 @@ Rules
     The sender takes a handle back if its message was not sent, if the connection is lost, or when
     the call is over. A receiver that has claimed the handle keeps the memory; a later claim is
     refused. A receiver that does not want the memory claims the handle and gives the memory back.
+    A result that is the memory which the call has lent, and to which no other reference exists,
+    goes back without a copy: its handle travels, with the mode RETURNED. The client keeps the lent
+    blocks until the call is over, so it needs no other lease. A server does so only if the hello of
+    the client has the feature `RETURNS`.
     Parts that a Call message announces as held back stay with the sender until the receiver sends
     SendParts.
     A message is delivered as a whole, when the last byte of its last part has arrived.
@@ -48,7 +52,10 @@ from zmqdist.messages import Call, Chunk, Credit, Message, Part, Reply, SendPart
 from zmqdist.transport.bulk_machine import DONE, WRONG, Transfers, TransferState
 from zmqdist.transport.calls_machine import nbytes_of
 from zmqdist.transport.shm_pool import (
+    EXCLUSIVE,
+    RETURNED,
     Block,
+    ExclusiveMemory,
     Handle,
     PeerPool,
     ShmPool,
@@ -56,12 +63,13 @@ from zmqdist.transport.shm_pool import (
     open_peer,
     this_pool,
 )
-from zmqdist.wire.hello import Hello, host_identity
+from zmqdist.wire.hello import RETURNS, Hello, host_identity
 
 log = logging.getLogger("zmqdist.transport")
 
-Source: TypeAlias = "bytes | memoryview | NDArray[np.uint8] | Block"
-"""A large part to send: a flat buffer of bytes, or a block of this process's pool."""
+Source: TypeAlias = "bytes | memoryview | NDArray[np.uint8] | Block | ExclusiveMemory"
+"""A large part to send: a flat buffer of bytes, a block of this process's pool, or in a reply the
+memory that the peer has lent for the call."""
 Frames: TypeAlias = Sequence[Any]
 Allocator: TypeAlias = "Callable[[list[int]], list[Any]]"
 """A function that returns a flat writable array for each size, or any object for a size of 0. It
@@ -71,6 +79,7 @@ OnArrived: TypeAlias = "Callable[[list[Any] | None, str], object]"
 with None and the reason."""
 
 _HANDLE_NUMBERS = 8
+_IN_SHARED_MEMORY = frozenset({Block, ExclusiveMemory})
 
 
 def is_large(sources: Sequence[Source], lends: bool) -> bool:
@@ -129,6 +138,7 @@ class BulkChannel:
         self._peer = peer
         self._send_message = send_message
         self._clock = clock
+        self._returns = False
         self._pool: ShmPool | None = None
         self._peer_pool: PeerPool | None = None
 
@@ -139,6 +149,7 @@ class BulkChannel:
         peer; 0 if the memory cannot be opened."""
         if hello.memory is None or hello.host != host_identity() or this_pool() is None:
             return 0
+        self._returns = RETURNS in hello.features
         self._peer_pool = open_peer(hello.memory)
         if self._peer_pool is None:
             log.info(
@@ -152,6 +163,11 @@ class BulkChannel:
         this process's memory."""
         self._pool = this_pool()
         self.shares_memory = self._pool is not None and nonce == self._pool.nonce
+
+    def call_of(self, id: int) -> object:
+        """Return an object that identifies a call of this peer; None if the reply to the call may
+        not return the call's memory."""
+        return (self.transfers, id) if self._returns else None
 
     # -- out ---------------------------------------------------------------------------------------
 
@@ -170,22 +186,32 @@ class BulkChannel:
         """Send a message with its parts, in the cheapest way. Return False if nothing was sent,
         because the connection is lost."""
         nbytes = nbytes_of(sources)
-        if nbytes <= CHUNK_BYTES and not (self.shares_memory and Block in map(type, sources)):
-            sources = [
-                source.array() if isinstance(source, Block) else source for source in sources
+        if nbytes <= CHUNK_BYTES and not (
+            self.shares_memory and not _IN_SHARED_MEMORY.isdisjoint(map(type, sources))
+        ):
+            plain: list[Any] = [
+                source.array() if isinstance(source, (Block, ExclusiveMemory)) else source
+                for source in sources
             ]
             # as frames of the message they cost least, and delay no heartbeat
             if nbytes <= self.transfers.pace.chunk_bytes:
-                return self._send_message(message, sources)
+                return self._send_message(message, plain)
             # copied, so that callers need not know which way the parts travel
-            sources = [bytes(source) for source in sources]
+            sources = [bytes(source) for source in plain]
         handles: list[Handle] = []
+        blocks: list[Any] = []
         buffers: list[Any] = []
         parts: list[Part] = []
         for source in sources:
+            if isinstance(source, ExclusiveMemory):
+                assert source.handle is not None
+                buffers.append(None)
+                parts.append((*source.handle[:-1], RETURNED))
+                continue
             handle = source.lend() if isinstance(source, Block) and self.shares_memory else None
             if handle is not None:
                 handles.append(handle)
+                blocks.append(source)
                 buffers.append(None)
                 parts.append(handle)
             else:
@@ -201,9 +227,14 @@ class BulkChannel:
             # if a faulty peer uses the number of a call twice, this ends the earlier transfer
             self.call_ended(message.id)
         sizes = [0 if view is None else view.nbytes for view in buffers]
-        self.transfers.send(
+        if not handles and not any(sizes):
+            return True
+        transfer = self.transfers.send(
             message.id, sizes, handles, held=type(message) is Call and message.held
-        ).buffers = buffers
+        )
+        transfer.buffers = buffers
+        if type(message) is Call:
+            transfer.blocks = blocks
         self._send_chunks()
         return True
 
@@ -254,7 +285,7 @@ class BulkChannel:
         frames = allocate(sizes)
         for number, part in enumerate(parts):
             if not sizes[number]:
-                frames[number] = self._attach(part)
+                frames[number] = self._attach(part, id)
         if not any(sizes):
             self.transfers.stop_sending(id)
             return frames
@@ -266,8 +297,8 @@ class BulkChannel:
         """Give back the lent memory of a message that this side does not want."""
         for part in parts:
             with suppress(OpError):  # the owner has taken the memory back already
-                if len(part) == _HANDLE_NUMBERS:
-                    self._attach(part)
+                if len(part) == _HANDLE_NUMBERS and part[-1] != RETURNED:
+                    self._attach(part, 0)
 
     def chunk_arrived(self, message: Chunk, frames: Frames) -> None:
         """Store a chunk if its transfer still needs it, and acknowledge it in any case."""
@@ -299,12 +330,27 @@ class BulkChannel:
             raise WireError(self._peer, "a message announces parts that were announced before")
         return sizes
 
-    def _attach(self, part: Part) -> Any:
+    def _attach(self, part: Part, id: int) -> Any:
         if self._peer_pool is None:
             raise WireError(
                 self._peer, "a handle of shared memory from a peer that has offered none"
             )
-        return self._peer_pool.attach(part)  # type: ignore[arg-type]
+        if part[-1] == RETURNED:
+            return self._peer_pool.returned(self._taken_back(part, id))
+        array: Any = self._peer_pool.attach(part)  # type: ignore[arg-type]
+        if isinstance(array.base, ExclusiveMemory):
+            array.base.call = self.call_of(id)
+        return array
+
+    def _taken_back(self, part: Part, id: int) -> Block:
+        """Return the block of a handle that was lent for this call, once."""
+        transfer = self.tracked.get(id)
+        if transfer is not None:
+            for block, handle in zip(transfer.blocks, transfer.lent, strict=False):
+                if block is not None and handle == (*part[:-1], EXCLUSIVE):
+                    transfer.blocks[transfer.blocks.index(block)] = None
+                    return block  # type: ignore[no-any-return]
+        raise WireError(self._peer, "a reply returns memory that its call has not lent")
 
     # -- ends --------------------------------------------------------------------------------------
 

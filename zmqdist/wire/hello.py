@@ -23,6 +23,8 @@ from zmqdist.errors import ProtocolMismatchError, WireError
 MAGIC = b"ZMQD"
 PROTOCOL: tuple[int, int] = (2, 0)
 HELLO_BYTES_MAX = 4096
+RETURNS = "returns"
+"""The feature of a client that accepts a reply in the memory which it has lent for the call."""
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):
@@ -37,6 +39,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
       host: identity of the host (`host_identity`). Equal identities prove a common host only when
         the receiver has opened `memory`.
       python: (major, minor) of the interpreter, because pickled functions contain byte code.
+      features: what the sender can do beyond the first version of the protocol.
       protocol: version of the protocol; `decode_hello` sets it.
       memory: the offer of the sender's shared memory (transport/shm_pool.py); None if the sender
         offers no memory.
@@ -64,7 +67,7 @@ _DECODER = msgspec.msgpack.Decoder(Hello)
 def our_hello(kind: str, incarnation: int, name: str = "") -> Hello:
     """Return the hello of this process."""
     python = sys.version_info[0], sys.version_info[1]
-    return Hello(kind, incarnation, name, host_identity(), python, version=__version__)
+    return Hello(kind, incarnation, name, host_identity(), python, (RETURNS,), version=__version__)
 
 
 def pickles_differ(ours: Hello, theirs: Hello) -> list[tuple[str, str, str]]:
