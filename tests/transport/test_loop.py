@@ -545,6 +545,25 @@ def test_call_now_after_end_of_loop_raises(loop: Loop) -> None:
         loop.call_now(print)
 
 
+def test_call_now_does_not_wake_loop_for_nothing(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A timer for which the loop wakes anyway is no reason to wake it."""
+    loop.set_timer("late", loop.now() + 600, lambda: None)
+    sleeping(loop)
+    wakes: list[int] = []
+    monkeypatch.setattr(loop, "_wake", lambda: wakes.append(1))
+    assert runs_here(loop)
+    monkeypatch.undo()
+    assert wakes == []
+
+
+def test_stop_in_call_now_ends_loop(loop: Loop) -> None:
+    sleeping(loop)
+    loop.call_now(loop.stop)
+    until(lambda: not [each for each in threading.enumerate() if loop.name in each.name])
+
+
 # -- functions apart from the turn -----------------------------------------------------------------
 
 

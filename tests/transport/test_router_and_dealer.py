@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -902,3 +903,66 @@ def test_incomplete_header_is_no_message(serve: Serve, connect: Connect, count: 
     raw.send(encode(Call(1, "echo", 0, 0, b"")))
     until(lambda: served.router.dropped == {"not a message": 1})
     raw.close()
+
+
+def test_shortcut_passes_messages_in_order(serve: Serve, dial: Dial) -> None:
+    """Two equal connections of this process get each their own replies, past the sockets, and may
+    write to the frames."""
+    served = serve()
+    pair = [dial(served.address), dial(served.address)]
+    for one in pair:
+        one.expect("up")
+    payload = [b"frame", bytearray(b"other")]
+    for number in range(200):
+        for at, one in enumerate(pair):
+            one.send(Call(2 * number + at + 1, "echo", 0, 0, b"b"), payload)
+    for at, one in enumerate(pair):
+        for number in range(200):
+            _, reply, frames = one.expect("message")
+            assert reply.id == 2 * number + at + 1
+            assert [bytes(frame) for frame in frames] == [b"frame", b"other"]
+            frames[0][:] = b"wrote"
+    assert payload == [b"frame", b"other"]
+    assert all(peer.shortcut is not None for peer in served.router.peers)
+
+
+def test_shortcut_ends_with_connection(serve: Serve, dial: Dial) -> None:
+    """Messages of a connection that has ended do not reach the next one."""
+    served = serve()
+    one = dial(served.address)
+    one.expect("up")
+    one.ask(1)
+    (peer,) = served.router.peers
+    router_module.shut_down(peer.fd)
+    one.expect("down")
+    until(lambda: served.gone == [peer])
+    assert peer.shortcut is None
+    one.expect("up")
+    one.ask(2)
+
+
+def test_proxy_prevents_shortcut(serve: Serve, dial: Dial) -> None:
+    """A connection through another port uses its socket."""
+    served = serve()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = dial(f"127.0.0.1:{listener.getsockname()[1]}")
+        inner = listener.accept()[0]
+    with inner, socket.create_connection(("127.0.0.1", split(served.address)[1])) as outer:
+        threads = [
+            threading.Thread(target=pass_on, args=ends) for ends in ((inner, outer), (outer, inner))
+        ]
+        for thread in threads:
+            thread.start()
+        one.expect("up")
+        one.ask(1)
+        assert [peer.shortcut for peer in served.router.peers] == [None]
+        one.loop.stop()
+        for thread in threads:
+            thread.join(20)
+
+
+def pass_on(source: socket.socket, sink: socket.socket) -> None:
+    while data := source.recv(65_536):
+        sink.sendall(data)
+    with contextlib.suppress(OSError):  # the other direction has ended first
+        sink.shutdown(socket.SHUT_WR)

@@ -188,6 +188,8 @@ class BlockingPipe(Generic[M]):
         self._socket = socket.socket(fileno=fd)
         self._codec = codec
         self._sending = threading.Lock()
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
         self._frames = FrameReader(codec)
         self._whole: deque[tuple[M, Parts]] = deque()
 
@@ -213,6 +215,8 @@ class BlockingPipe(Generic[M]):
     def receive(self) -> tuple[M, Parts]:
         """Wait for the next message. Raises EOFError if the other end is closed."""
         while not self._whole:
+            # A thread that blocked in recv would also be woken whenever the other end reads.
+            self._poll.poll()
             try:
                 count = self._socket.recv_into(self._frames.room())
             except OSError:
@@ -227,9 +231,7 @@ class BlockingPipe(Generic[M]):
         closed."""
         if self._whole:
             return True
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(math.ceil(timeout_s * 1000)))
+        return bool(self._poll.poll(math.ceil(timeout_s * 1000)))
 
     def close(self) -> None:
         """Close this end. Idempotent. Do not call this while a thread waits in `receive`: closing

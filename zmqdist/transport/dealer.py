@@ -86,6 +86,7 @@ from zmqdist.transport.loop import MORE, NOBLOCK, Loop, WatchedSocket
 from zmqdist.transport.own_address import limit_unsent, our_connections, shut_down
 from zmqdist.transport.port_probe import PortProbe
 from zmqdist.transport.security import CURVE, NONE, PLAIN, ClientSecurity
+from zmqdist.transport.shortcut import Shortcut, find
 from zmqdist.wire.headers import decode, encode, join_header, pieces_after, split_header
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 
@@ -341,6 +342,7 @@ class Connector:
         *,
         opened: Callable[[zmq.Socket[bytes], zmq.Socket[bytes]], None],
         closing: Callable[[zmq.Socket[bytes], zmq.Socket[bytes]], None],
+        heartbeat_s: float = HEARTBEAT_IVL_S,
     ) -> None:
         """Make a connector. Its first `tick` begins the first attempt.
 
@@ -358,6 +360,7 @@ class Connector:
         self._security = security
         self._opened = opened
         self._closing = closing
+        self._heartbeat_s = heartbeat_s
         self._watch = ConnectionWatch(address, security)
         self._failures = 0
         self._is_name = is_name(split(address)[0])
@@ -457,6 +460,11 @@ class Connector:
         if fd >= 0 and key == self._server_key:
             shut_down(fd)
 
+    @property
+    def local_address(self) -> Any:
+        """The local address of the connection; None if it is not known."""
+        return our_connections.get(self._fd)
+
     # -- one attempt -------------------------------------------------------------------------------
 
     def _begin(self, now: float) -> OpError | None:
@@ -481,7 +489,7 @@ class Connector:
     def _open(self) -> None:
         socket = self._context.socket(zmq.DEALER)
         try:
-            configure(socket)
+            configure(socket, self._heartbeat_s)
             self._security.apply(socket, self.address)
             # the name may have addresses of one kind only, so that the attempts use both kinds in
             # turn
@@ -536,20 +544,21 @@ class Connector:
         _open_sockets.difference_update((socket, monitor))
 
 
-def configure(socket: zmq.Socket[bytes]) -> None:
+def configure(socket: zmq.Socket[bytes], heartbeat_s: float = HEARTBEAT_IVL_S) -> None:
     """Set the options that all connecting sockets have in common. `ClientSecurity.apply` sets the
-    security options."""
+    security options. `heartbeat_s` is the interval of ZeroMQ's heartbeats."""
     socket.set_hwm(0)
-    timeout_ms = round(HEARTBEAT_TIMEOUT_S * 1000)
+    # the server bears with a heartbeat that is late by the same time, whatever the interval
+    ttl_s = HEARTBEAT_TIMEOUT_S - HEARTBEAT_IVL_S + heartbeat_s
     options = {
         zmq.LINGER: 0,
         zmq.MAXMSGSIZE: FRAME_BYTES_MAX,
         # The handshake has a bound of its own, because ZeroMQ sends no heartbeats before the
         # handshake has ended.
         zmq.HANDSHAKE_IVL: round(HANDSHAKE_S * 1000),
-        zmq.HEARTBEAT_IVL: round(HEARTBEAT_IVL_S * 1000),
-        zmq.HEARTBEAT_TIMEOUT: timeout_ms,
-        zmq.HEARTBEAT_TTL: timeout_ms,
+        zmq.HEARTBEAT_IVL: round(heartbeat_s * 1000),
+        zmq.HEARTBEAT_TIMEOUT: round(HEARTBEAT_TIMEOUT_S * 1000),
+        zmq.HEARTBEAT_TTL: round(ttl_s * 1000),
         zmq.CONNECT_TIMEOUT: round(CONNECT_S * 1000),
     }
     for option, value in options.items():
@@ -581,6 +590,7 @@ class DealerConnection:
         on_message: Callable[[Message, list[memoryview]], object],
         on_down: Callable[[], object],
         on_refused: Callable[[OpError], object],
+        heartbeat_s: float = HEARTBEAT_IVL_S,
     ) -> None:
         """Make a connection object; `connect` begins to connect.
 
@@ -594,14 +604,21 @@ class DealerConnection:
         self.up = False
         self.dropped: dict[str, int] = {}
         self._loop = loop
-        self._hello = encode_hello(hello)
+        self._hello = hello
+        self._to_server: Shortcut | None = None
+        self._from_server: Shortcut | None = None
         self._on_up = on_up
         self._on_message = on_message
         self._on_down = on_down
         self._on_refused = on_refused
         self._watched: WatchedSocket | None = None
         self._connector = Connector(
-            loop.context, address, security, opened=self._opened, closing=self._closing
+            loop.context,
+            address,
+            security,
+            opened=self._opened,
+            closing=self._closing,
+            heartbeat_s=heartbeat_s,
         )
         self._connector.due = None
         self._closed = False
@@ -646,6 +663,8 @@ class DealerConnection:
           False if there is no connection; then nothing was sent. True does not promise that the
           message arrives.
         """
+        if self.up and self._to_server is not None:
+            return self._to_server.send(encode(message), frames)
         return self.up and self._send(encode(message), frames)
 
     def _send(self, header: bytes, frames: Sequence[Buffer] = ()) -> bool:
@@ -676,7 +695,10 @@ class DealerConnection:
     def _closing(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
         self._loop.remove_socket(socket)
         self._loop.remove_socket(monitor)
-        self._watched = None
+        self._watched = self._to_server = None
+        if self._from_server is not None:
+            self._from_server.close()
+            self._from_server = None
 
     def _rearm(self) -> None:
         self._loop.set_timer(self, None if self._closed else self._connector.due, self._tick)
@@ -690,7 +712,7 @@ class DealerConnection:
     def _read_monitor(self) -> None:
         for change in self._connector.read(self._loop.now()):
             if change is Change.UP:
-                self._send(self._hello)
+                self._send(encode_hello(self._hello))
             elif change is Change.DOWN:
                 self._lost()
             elif isinstance(change, OpError):
@@ -701,6 +723,8 @@ class DealerConnection:
     def _lost(self) -> None:
         while self._read():
             pass
+        if self._from_server is not None:
+            self._from_server.drain()
         if self._closed or self._watched is None:
             # a callback for one of the last messages has closed this connection
             return
@@ -734,17 +758,21 @@ class DealerConnection:
             header, frames = (
                 receive_rest(watched.socket, frame.bytes) if frame.more else (frame.bytes, [])
             )
-            try:
-                self._handle_frames(header, frames)
-            except WireError as error:
-                if not self._drop("not a message"):
-                    log.warning("%s", error)
-            except Exception as error:
-                self._loop.fault(f"handler of a message from {self.address}")
-                if isinstance(error, MemoryError):
-                    # a new connection begins with what a lost message may have said
-                    self._loop.call_soon(self._lost)
+            self._deliver(header, frames)
         return True
+
+    def _deliver(self, header: bytes, frames: list[memoryview] | None) -> None:
+        """Handle a message, and whatever is wrong with it."""
+        try:
+            self._handle_frames(header, frames)
+        except WireError as error:
+            if not self._drop("not a message"):
+                log.warning("%s", error)
+        except Exception as error:
+            self._loop.fault(f"handler of a message from {self.address}")
+            if isinstance(error, MemoryError):
+                # a new connection begins with what a lost message may have said
+                self._loop.call_soon(self._lost)
 
     def _handle_frames(self, header: bytes, frames: list[memoryview] | None) -> None:
         if frames is None:
@@ -773,6 +801,11 @@ class DealerConnection:
             self._refuse(error)
             return
         self.up = True
+        if (server := find(split(self.address)[1], hello.incarnation)) is not None:
+            self._from_server = Shortcut(self._loop, self._deliver)
+            self._to_server = server.shortcut_from(
+                self._hello, self._connector.local_address, self._from_server
+            )
         self._on_up(hello)
 
     def _drop(self, reason: str) -> int:

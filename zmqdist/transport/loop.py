@@ -280,8 +280,10 @@ class Loop:
                 self._guard(fn, *args)
                 for hook in self._hooks:
                     self._guard(hook)
+                # `fn` may have stopped the loop
                 wake = (
-                    bool(self._apart)
+                    self._stopping
+                    or bool(self._apart)
                     or self._left_over()
                     or (bool(self._heap) and self._heap[0][0] < self._wakes_at)
                 )
@@ -579,8 +581,8 @@ class Loop:
         # From now on `call_soon` wakes this thread. Functions that were added before are found by
         # the query of the inbox below.
         self._sleeping = True
-        wait_s = 0.0 if self._inbox or self._apart or self._stopping else self._until_timer()
         began = time.monotonic()
+        wait_s = 0.0 if self._inbox or self._apart or self._stopping else self._until_timer()
         if wait_s:
             self._wakes_at = began + wait_s
             self._turn_thread = 0

@@ -272,6 +272,13 @@ def limit_unsent(fd: int) -> Any:
     return None
 
 
+def remote_address(fd: int) -> Any:
+    """Return the remote address of a connection; None if it has just ended."""
+    with contextlib.suppress(OSError), _socket_of(fd) as own:
+        return own.getpeername()
+    return None
+
+
 def unsent_bytes(fd: int) -> int:
     """Return the bytes of a connection that wait in the kernel; 0 if it has just ended. What the
     kernel has sent it delivers even when this process has ended. Only Linux tells: elsewhere 0.

@@ -105,6 +105,7 @@ from zmqdist.transport.own_address import (
     look_up,
     our_ports,
     ports_are_limited,
+    remote_address,
     shut_down,
     unsent_bytes,
 )
@@ -117,6 +118,7 @@ from zmqdist.transport.security import (
     role_and_key,
 )
 from zmqdist.transport.shm_pool import this_pool
+from zmqdist.transport.shortcut import Shortcut, register
 from zmqdist.transport.transfers import BulkChannel
 from zmqdist.wire.headers import decode, encode, split_header
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
@@ -148,6 +150,7 @@ class Peer:
       fault_logged: whether a wrong message of this peer was logged. Then the router only counts
         further wrong messages.
       refusals: number of Refused messages that the router sent to the peer.
+      shortcut: the way to the peer in this process; None if the peer is in another process.
       ignored: whether the router drops all further messages of the peer.
     """
 
@@ -166,6 +169,7 @@ class Peer:
         "role",
         "routing_id",
         "session",
+        "shortcut",
     )
 
     def __init__(self, routing_id: bytes, fd: int, role: str, name: str, key: bytes = b"") -> None:
@@ -183,6 +187,7 @@ class Peer:
         self.fault_logged = False
         self.refusals = 0
         self.ignored = False
+        self.shortcut: Shortcut | None = None
 
     def __repr__(self) -> str:
         return f"Peer({self.name!r}, {self.role}{', gone' if self.gone else ''})"
@@ -440,6 +445,7 @@ class Router:
         assert isinstance(bound, bytes)
         self._port = split(bound.rstrip(b"\0").decode().removeprefix("tcp://"))[1]
         our_ports[self._port] += 1
+        register(self, self._port, self._hello_fields.incarnation)
         return self._port
 
     # -- out ---------------------------------------------------------------------------------------
@@ -480,6 +486,8 @@ class Router:
           False if nothing was sent: the peer has gone (the loop calls `on_gone` later), or its
           queue is full.
         """
+        if peer.shortcut is not None and not peer.ignored:
+            return peer.shortcut.send(encode(message), frames)
         return not peer.ignored and self._send_raw(peer, encode(message), frames)
 
     def expel(self, peer: Peer, code: int = 0, text: str = "") -> None:
@@ -596,7 +604,6 @@ class Router:
                 self._watched.dirty = False
                 return False
             self._turn_budget -= 1
-            self.received += 1
             routing_id = recv(NOBLOCK)
             peer = peers.get(routing_id)
             frame = recv(NOBLOCK, False)
@@ -605,20 +612,47 @@ class Router:
             header, frames = (
                 receive_rest(self._socket, frame.bytes) if frame.more else (frame.bytes, [])
             )
-            try:
-                self._handle_frames(peer, header, frames)
-            except WireError as error:
-                self.dropped["not a message"] += 1
-                self._refuse(peer, INVALID_ARGUMENT, error.problem)
-                if not peer.fault_logged:
-                    peer.fault_logged = True
-                    log.warning("%s (further wrong messages of this peer are only counted)", error)
-            except Exception as error:
-                self._loop.fault(f"handler of a message from {peer.name}")
-                if isinstance(error, MemoryError):
-                    # no one knows who waits for the answer to this message
-                    self.expel(peer)
+            self._deliver(peer, header, frames)
         return True
+
+    def _deliver(self, peer: Peer, header: bytes, frames: list[memoryview] | None) -> None:
+        """Handle a message, and whatever is wrong with it."""
+        self.received += 1
+        try:
+            self._handle_frames(peer, header, frames)
+        except WireError as error:
+            self.dropped["not a message"] += 1
+            self._refuse(peer, INVALID_ARGUMENT, error.problem)
+            if not peer.fault_logged:
+                peer.fault_logged = True
+                log.warning("%s (further wrong messages of this peer are only counted)", error)
+        except Exception as error:
+            self._loop.fault(f"handler of a message from {peer.name}")
+            if isinstance(error, MemoryError):
+                # no one knows who waits for the answer to this message
+                self.expel(peer)
+
+    def shortcut_from(self, hello: Hello, address: Any, back: Shortcut) -> Shortcut:
+        """Return a shortcut to this server for a connection of this process, by its hello and its
+        local address. `back` is the shortcut in the other direction. Any thread may call this."""
+        peer: Peer | None = None
+
+        def deliver(header: bytes, frames: list[memoryview]) -> None:
+            nonlocal peer
+            if peer is None:
+                # the last one, because an equal one that has ended may have had the same descriptor
+                peers = (
+                    p
+                    for p in reversed(self.peers)
+                    if p.hello == hello and remote_address(p.fd) == address
+                )
+                peer = next(peers, None)
+                if peer is not None:
+                    peer.shortcut = back
+            if peer is not None and peer.routing_id in self._peers:
+                self._deliver(peer, header, frames)
+
+        return Shortcut(self._loop, deliver)
 
     def _add_peer(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
         """Add the peer of a new connection, whose first message has arrived."""
@@ -805,6 +839,7 @@ class Router:
         it.
         """
         peer.gone = True
+        peer.shortcut = None
         if peer in (met := self._by_fd.get(peer.fd, [])):
             met.remove(peer)
             self._reported_ends[peer.fd] -= 1
