@@ -6,8 +6,8 @@ function is scheduled.
 
     python -m benchmarks.crowd HOST:PORT COUNT
 
-This command prints "ready" when all COUNT workers are registered, and sends heartbeats after it has
-read the line "beat".
+This command prints "ready" when all COUNT workers are registered. It sends the heartbeats of idle
+workers after it has read the line "idle", and those of workers with work after the line "beat".
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from dataclasses import dataclass
 import zmq
 
 from benchmarks.roles import processor_s, role
+from zmqdist.limits import WORKER_HEARTBEAT_IVL_S
 from zmqdist.messages import Beat, Register, Registered
+from zmqdist.scheduling.dispatcher.membership_and_leases import IDLE_BEAT_S_PER_WORKER
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.dealer import configure
 from zmqdist.transport.endpoint import endpoint
@@ -40,12 +42,12 @@ class Share:
     """Processor time of the dispatcher's process, as a share of one core.
 
     Attributes:
-      connections: the share while the workers are connected and send no heartbeats.
-      beats: the share while they send heartbeats.
-      beat_s: seconds between two heartbeats of a worker.
+      idle: the share while the workers send the heartbeats of idle workers.
+      beats: the share while they send those of workers with work.
+      beat_s: seconds between two heartbeats of a worker with work.
     """
 
-    connections: float
+    idle: float
     beats: float
     beat_s: float
 
@@ -62,14 +64,14 @@ def watched(count: int) -> Share:
             ready = crowd.stdout.readline().split()
             if not ready:
                 raise RuntimeError(f"a crowd of {count} did not get as far as being registered")
-            time.sleep(SETTLE_S)
-            connections = _share(pid)
-            crowd.stdin.write("beat\n")
-            crowd.stdin.flush()
-            time.sleep(SETTLE_S)
-            share = Share(connections, _share(pid), float(ready[1]))
+            shares = []
+            for line in ("idle\n", "beat\n"):
+                crowd.stdin.write(line)
+                crowd.stdin.flush()
+                time.sleep(SETTLE_S)
+                shares.append(_share(pid))
             crowd.stdin.close()
-    return share
+    return Share(*shares, float(ready[1]))
 
 
 def _share(pid: int) -> float:
@@ -83,25 +85,25 @@ def main() -> None:
     with zmq.Context() as context:
         context.set(zmq.MAX_SOCKETS, count + 16)
         sockets = [_connected(context, address) for _ in range(count)]
-        beat_s = max(_registered(socket, number) for number, socket in enumerate(sockets))
+        replies = [_registered(socket, number) for number, socket in enumerate(sockets)]
+        beat_s = max(reply.beat_s for reply in replies)
         print("ready", beat_s, flush=True)
-        if sys.stdin.readline().strip() == "beat":
-            _beat(sockets, beat_s)
+        for line in sys.stdin:
+            _beat(sockets, IDLE_BEAT_S_PER_WORKER * count if line == "idle\n" else beat_s)
         context.destroy(0)
 
 
 def _connected(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
     socket = context.socket(zmq.DEALER)
-    configure(socket)
+    configure(socket, WORKER_HEARTBEAT_IVL_S)
     Credentials(None, None, False).client(address, "worker").apply(socket, address)
     socket.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
     socket.connect(endpoint(address))
     return socket
 
 
-def _registered(socket: zmq.Socket[bytes], number: int) -> float:
-    """Send the hello and the registration of one worker. Return the interval at which the
-    dispatcher wants its heartbeats."""
+def _registered(socket: zmq.Socket[bytes], number: int) -> Registered:
+    """Send the hello and the registration of one worker. Return the dispatcher's reply."""
     incarnation = secrets.randbits(62) | 1
     socket.send(encode_hello(our_hello("worker", incarnation, f"crowd {number}")))
     socket.send(encode(Register(incarnation, "worker", -1, 1, [], [], os.getpid(), "crowd")))
@@ -111,12 +113,12 @@ def _registered(socket: zmq.Socket[bytes], number: int) -> float:
             answer = decode(header, "dispatcher")
             if not isinstance(answer, Registered):
                 raise RuntimeError(f"the dispatcher answered {answer}")
-            return answer.beat_s
+            return answer
 
 
 def _beat(sockets: list[zmq.Socket[bytes]], beat_s: float) -> None:
     """Send the heartbeats of the workers one after the other, spread evenly over the interval,
-    until standard input is closed."""
+    until the next line of standard input or its end."""
     beat = encode(Beat())
     start = time.monotonic()
     sent = 0

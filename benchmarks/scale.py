@@ -158,9 +158,7 @@ def _crowds(plan: Plan) -> Iterator[Figure]:
     for workers in plan.workers:
         if workers <= CROWD_MAX:
             share = crowd.watched(workers)
-            yield Figure(
-                "scale", case, "connections alone", "%", 100 * share.connections, at=workers
-            )
+            yield Figure("scale", case, "idle", "%", 100 * share.idle, at=workers)
             yield Figure("scale", case, "with beats", "%", 100 * share.beats, at=workers)
 
 

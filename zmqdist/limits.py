@@ -449,6 +449,10 @@ HEARTBEAT_IVL_S: Final = 0.3
 """Seconds between ZeroMQ's own PINGs from the side that connects; libzmq sends them outside the
 GIL."""
 
+WORKER_HEARTBEAT_IVL_S: Final = 1.0
+"""The same from a worker to its dispatcher, which may have thousands of workers. For it a frozen
+worker is noticed 0.7 s later than another peer."""
+
 HEARTBEAT_TIMEOUT_S: Final = 2.0
 """Seconds without a reply to a PING after which libzmq closes the connection. No frame may take
 longer to transmit."""

@@ -501,9 +501,14 @@ class Registered(Message, tag=41):
 
 
 class Beat(Message, tag=42):
-    """A heartbeat. Any other message counts as a heartbeat, too."""
+    """A heartbeat. Any other message counts as a heartbeat, too.
+
+    In the dispatcher's echo `idle_beat_s` is the interval of heartbeats while the worker has no work,
+    result or actor; 0 if it is the same as with work.
+    """
 
     SENT = "worker -> dispatcher, dispatcher -> worker"
+    idle_beat_s: _Seconds = 0.0
 
 
 class Assign(Message, tag=43):

@@ -22,6 +22,7 @@ from tests.scheduling.worker.helpers import (
     outcome,
     ready,
     registration,
+    say,
     welcome,
 )
 from tests.scheduling.worker.scripted import Script
@@ -29,9 +30,7 @@ from tests.transcripts import check, promises_of, promises_shown
 from zmqdist import errors
 from zmqdist.events import Send, Ticked
 from zmqdist.limits import BATCH_ITEMS_MAX
-from zmqdist.messages import (
-    Refused,
-)
+from zmqdist.messages import BULK, Beat, FreeResult, Refused
 from zmqdist.scheduling.worker import machine, nested_slots
 from zmqdist.scheduling.worker.machine import STUCK_S, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import (
@@ -127,3 +126,24 @@ def test_silent_slot_is_stuck(worker: WorkerMachine) -> None:
     finish(worker, 3, now=0.015)
     assign(worker, 6, now=0.015)
     assert handle(worker, Ticked(), now=STUCK_S) == []
+
+
+def test_idle_worker_beats_rarely() -> None:
+    """The dispatcher's echo says how rarely. Work, a result, and an actor need each beat."""
+    worker = ready()
+    assert say(Beat()) in handle(worker, Ticked(), now=1.0)
+    hear(worker, Beat(200.0), now=1.0)
+    assert worker.deadline == 201.0
+    assign(worker, 5, now=50.0)
+    assert worker.deadline == 51.0
+    assert say(Beat()) in handle(worker, Ticked(), now=51.0)
+    hear(worker, Beat(200.0), now=51.0)
+    assert worker.deadline == 52.0
+    finish(worker, 1, kind=BULK, now=51.5)
+    handle(worker, Ticked(), now=52.0)
+    hear(worker, Beat(200.0), now=52.0)
+    assert worker.deadline == 53.0
+    hear(worker, FreeResult([5]), now=52.5)
+    handle(worker, Ticked(), now=53.0)
+    hear(worker, Beat(200.0), now=53.0)
+    assert worker.deadline == 253.0

@@ -519,7 +519,8 @@ class Dispatch:
         self.placement.remove_worker(load, now)
         leases = list(load.leases.values())
         # P5: a worker whose process may still run stops its functions when its lease expires.
-        until = now + SLOTS_END_S if settled else member.heard_at + self._lease_s
+        last_at = max(member.heard_at, load.window.handed_out_at)
+        until = now + SLOTS_END_S if settled else last_at + self._lease_s
         running = [lease.session for lease in leases]
         if load.stale_leases:
             running += [
@@ -1278,7 +1279,7 @@ class Broker:
                 self.servers.take(member, message, now)
                 return []
             case Beat():
-                return [Send(peer, message)]
+                return [Send(peer, self.membership.echo(member))]
             case Register() | Leave() | Goodbye():
                 return self.membership.handle(Heard(peer, message), now)
             case ActorReady() | ActorExited():

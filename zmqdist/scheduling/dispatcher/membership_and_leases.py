@@ -36,7 +36,7 @@ from typing import Protocol, TypeAlias
 from zmqdist import errors
 from zmqdist.events import Heard, Peer, PeerExpelled, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.limits import TRACEBACK_CHARS_MAX, WORKERS_MAX
-from zmqdist.messages import SAID_GOODBYE, Goodbye, Leave, Refused, Register, Registered
+from zmqdist.messages import SAID_GOODBYE, Beat, Goodbye, Leave, Refused, Register, Registered
 from zmqdist.scheduling.shared.quantities import Quantities
 from zmqdist.scheduling.shared.registrations import worker_problem
 
@@ -45,6 +45,10 @@ BEAT_S_PER_WORKER = 0.01
 """Seconds that each worker of the cluster adds to the interval between the heartbeats of a worker,
 so that all workers together send about 100 heartbeats a second. In a large cluster they send more,
 because the interval is at most a quarter of a lease."""
+IDLE_BEAT_S_PER_WORKER = 0.2
+"""The same for a worker that has no work, result or actor, if the runtime will notice the end of its
+connection. So all idle workers together send about 5 heartbeats a second, which show the program
+that they answer."""
 
 LOSSES_KEPT = 100
 """The number of losses that the history holds; older ones are only counted."""
@@ -325,6 +329,10 @@ class Membership:
     def _registered(self, member: Member, register: Register) -> Registered:
         beat_s = min(max(BEAT_S_MIN, BEAT_S_PER_WORKER * len(self.members)), self.lease_s / 4)
         return Registered(member.index, beat_s, self.lease_s, self.cancel_grace_s, register.serial)
+
+    def echo(self, member: Member) -> Beat:
+        """Return the reply to a Beat of a member."""
+        return Beat(IDLE_BEAT_S_PER_WORKER * len(self.members) if member.watched else 0.0)
 
     def _lowest_free(self, job: str) -> int:
         index = self._lowest.get(job, 0)

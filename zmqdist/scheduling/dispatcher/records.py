@@ -56,9 +56,20 @@ class WorkWindow:
       limit: the bound.
       rate: work items that the worker ends in a second while it has work; 0 while unknown.
       trip_s: the round-trip time to the worker.
+      handed_out_at: when the worker last got work.
     """
 
-    __slots__ = ("_busy_s", "_ceiling", "_count", "_floor", "_since", "limit", "rate", "trip_s")
+    __slots__ = (
+        "_busy_s",
+        "_ceiling",
+        "_count",
+        "_floor",
+        "_since",
+        "handed_out_at",
+        "limit",
+        "rate",
+        "trip_s",
+    )
 
     def __init__(self, slots: int, per_slot_max: int = WORKER_WINDOW_MAX) -> None:
         self._floor = 2 * slots
@@ -66,6 +77,7 @@ class WorkWindow:
         self.limit = self._floor
         self.rate = 0.0
         self.trip_s = 0.0
+        self.handed_out_at = -math.inf
         self._count = 0
         self._busy_s = 0.0
         self._since: float | None = None
@@ -74,6 +86,7 @@ class WorkWindow:
 
     def note_handed_out(self, now: float) -> None:
         """Record that work was handed out to the worker."""
+        self.handed_out_at = now
         if self._since is None:
             self._since = now
 

@@ -23,12 +23,15 @@ Theory of operation of the slots
     stops its work before it registers with another incarnation.
 
 Theory of operation of the contact with the dispatcher
-    While connected the worker sends a Beat at each interval. The dispatcher echoes each Beat. The
+    While connected the worker sends a Beat at each interval, and rarely while it has nothing that
+    a lease protects: no work, result or actor. The dispatcher echoes each Beat. The
     echo shows that the dispatcher has received all messages that the worker sent before the Beat.
     When the connection ends, work may go on for half of `lease_s`, but not longer than three
     quarters of `lease_s` after the worker sent the last echoed Beat. This is safe because the
     dispatcher counts a lease from the last message that it received, and it received this Beat
-    later than the worker sent it. The time when the worker reads the echo does not count, because
+    later than the worker sent it. It counts a lease also from the work that it has handed out last,
+    so a worker that was idle begins at once, and sends the next Beat one interval later, but work
+    whose connection ends before the echo stops at once. The time when the worker reads the echo does not count, because
     the echo may have waited in the worker's socket while the worker was frozen.
     A worker ends when it has had no contact for the orphan limit.
     The processes of actors stop with the work, except those that the dispatcher has told the worker
@@ -266,9 +269,11 @@ class Contact:
         self.beats_sent += 1
         self._unanswered_at.append(now)
 
-    def echoed(self, now: float) -> None:
+    def echoed(self, idle_beat_s: float, now: float, *, idle: bool) -> None:
         """Record that the dispatcher has echoed a beat."""
         self.beats_echoed += 1
+        if idle and self._beat_at is not None:
+            self._beat_at = max(self._beat_at, now + idle_beat_s)
         self._note_reply(now)
 
     def is_certain(self, now: float) -> bool:
@@ -355,6 +360,11 @@ class Contact:
         if due:
             self._beat_at = now + self._beat_s
         return due
+
+    def note_work(self, now: float) -> None:
+        """Record that the worker is not idle."""
+        if self._beat_at is not None:
+            self._beat_at = min(self._beat_at, now + self._beat_s)
 
 
 class WorkerMachine:
@@ -459,6 +469,12 @@ class WorkerMachine:
         """The number of slots that run an item, plus the number of items that wait."""
         return self.busy_slots + len(self.queue)
 
+    @property
+    def _is_idle(self) -> bool:
+        """Whether the worker has nothing that a lease protects."""
+        stale = any(slot.state is SlotState.LEFT_OVER for slot in self.slots)
+        return not (self.running or stale or self.results or self.actors.processes)
+
     def lease_at(self, slot: int, position: int) -> int | None:
         """Return the lease of the item at this position of the slot; None if there is no such
         item.
@@ -536,6 +552,7 @@ class WorkerMachine:
                     self.grants.update(
                         (lease, Grant(amounts, devices)) for lease, amounts, devices in grants
                     )
+                self.contact.note_work(now)
                 self._stagger.note_arrival(items, self.index, now)
                 if not self.running:
                     self._busy_since = now
@@ -559,8 +576,8 @@ class WorkerMachine:
                 if waiting:  # a dispatcher forgets them with the connection
                     postponed.append(Send(DISPATCHER, SlotsWaiting(waiting, [])))
                 return [*self._announce_leave(), *postponed]
-            case Beat():
-                self.contact.echoed(now)
+            case Beat(idle_beat_s):
+                self.contact.echoed(idle_beat_s, now, idle=self._is_idle)
                 return self._start_actors(now) if self.actors.orders else []
             case StealRequest(leases):
                 lease_set = set(leases)
@@ -578,6 +595,7 @@ class WorkerMachine:
             case Forget(coordinator, numbers, everywhere):
                 return self._forget({(coordinator, number) for number in numbers}, everywhere)
             case StartActor() if self.contact.registered:
+                self.contact.note_work(now)
                 self.actors.orders.append(message)
                 return self._start_actors(now)
             case StopActor():
@@ -595,8 +613,10 @@ class WorkerMachine:
                 return []
 
     def _start_actors(self, now: float) -> list[Effect]:
-        if not self.contact.is_certain(now):
-            return []
+        contact = self.contact
+        if not contact.is_certain(now):
+            # the echo of a Beat, or of one that is on its way, makes it certain
+            return [] if contact.beats_sent > contact.beats_echoed else [self._beat(now)]
         orders, self.actors.orders = self.actors.orders, []
         return [
             effect
