@@ -568,36 +568,40 @@ def test_stop_in_call_now_ends_loop(loop: Loop) -> None:
 
 
 class Apart:
-    """A function for `run_apart` that waits for `go`, and where it and `on_overdue` ran."""
+    """A function for `run_apart` that waits for `go`, and where it and its callbacks ran."""
 
-    def __init__(self, *, waits: bool) -> None:
-        self.began, self.go = threading.Event(), threading.Event()
-        self.overdue: list[tuple[int, bool]] = []
-        self.ran: list[tuple[int, bool]] = []
-        self.waits = waits
-
-    def into(self, loop: Loop) -> int:
-        """Have the loop run it, and return the loop's thread before that."""
+    def __init__(self, loop: Loop) -> None:
         self.loop = loop
-        loop.call_soon(loop.run_apart, self.run, self.note_overdue)
-        return loop.run(threading.get_ident)
+        self.began, self.go = threading.Event(), threading.Event()
+        self.ran: list[tuple[int, bool]] = []
+        self.ended: list[tuple[int, bool]] = []
+        self.overdue: list[tuple[int, bool]] = []
 
-    def run(self) -> bool:
+    def start(self) -> None:
+        self.loop.call_soon(
+            self.loop.run_apart,
+            self.run,
+            lambda: self.ended.append(self.here()),
+            lambda: self.overdue.append(self.here()),
+        )
+
+    def here(self) -> tuple[int, bool]:
+        return threading.get_ident(), self.loop.in_loop
+
+    def run(self) -> None:
         self.began.set()
-        assert not self.waits or self.go.wait(30)
-        self.ran.append((threading.get_ident(), self.loop.in_loop))
-        return len(self.ran) < 3 and not self.waits
-
-    def note_overdue(self) -> None:
-        self.overdue.append((threading.get_ident(), self.loop.in_loop))
+        assert self.go.wait(30)
+        self.ran.append(self.here())
 
 
 def test_function_apart_runs_in_loop_thread_without_the_turn(loop: Loop) -> None:
     loop.start()
-    apart = Apart(waits=False)
-    thread = apart.into(loop)
-    until(lambda: len(apart.ran) == 3)  # as long as it returns True
-    assert apart.ran == [(thread, False)] * 3
+    thread = loop.run(threading.get_ident)
+    apart = Apart(loop)
+    apart.go.set()
+    apart.start()
+    until(lambda: apart.ended)
+    assert (apart.ran, apart.ended) == ([(thread, False)], [(thread, True)])
     assert loop.run(threading.get_ident) == thread
     assert not apart.overdue
 
@@ -605,9 +609,8 @@ def test_function_apart_runs_in_loop_thread_without_the_turn(loop: Loop) -> None
 def test_function_apart_that_waits_loses_the_loop(loop: Loop) -> None:
     loop.start()
     before = loop.run(threading.get_ident)
-    apart = Apart(waits=True)
-    loop.call_soon(loop.run_apart, apart.run, apart.note_overdue)
-    apart.loop = loop
+    apart = Apart(loop)
+    apart.start()
     assert apart.began.wait(30)
     after = loop.run(threading.get_ident)  # though the first thread still waits
     assert after != before
@@ -617,13 +620,14 @@ def test_function_apart_that_waits_loses_the_loop(loop: Loop) -> None:
     assert apart.ran == [(before, False)]
     until(lambda: before not in {thread.ident for thread in threading.enumerate()})
     assert loop.run(threading.get_ident) == after
+    assert not apart.ended
 
 
 def test_functions_apart_may_all_wait(loop: Loop) -> None:
     loop.start()
-    waiting = [Apart(waits=True) for _ in range(5)]
+    waiting = [Apart(loop) for _ in range(5)]
     for apart in waiting:
-        apart.into(loop)
+        apart.start()
     until(lambda: all(apart.began.is_set() for apart in waiting))
     for apart in waiting:
         apart.go.set()
@@ -635,9 +639,8 @@ def test_loop_stops_while_a_function_apart_waits(loop: Loop) -> None:
     loop.start()
     ended: list[bool] = []
     loop.on_stop(lambda: ended.append(loop.in_loop))
-    apart = Apart(waits=True)
-    loop.call_soon(loop.run_apart, apart.run, apart.note_overdue)
-    apart.loop = loop
+    apart = Apart(loop)
+    apart.start()
     assert apart.began.wait(30)
     loop.stop()
     assert ended == [True]
@@ -649,35 +652,50 @@ def test_function_apart_may_stop_the_loop(loop: Loop) -> None:
     loop.start()
     ended = threading.Event()
 
-    def stop() -> bool:
+    def stop() -> None:
         loop.stop()
         ended.set()
-        return True
 
-    loop.call_soon(loop.run_apart, stop, lambda: None)
+    loop.call_soon(loop.run_apart, stop, lambda: None, lambda: None)
     assert ended.wait(30)
     assert not loop.running
 
 
 def test_fault_of_a_function_apart_does_not_end_the_loop(loop: Loop) -> None:
-    def broken() -> bool:
+    def broken() -> None:
         raise SystemExit
 
     loop.start()
-    loop.call_soon(loop.run_apart, broken, lambda: None)
+    loop.call_soon(loop.run_apart, broken, lambda: None, lambda: None)
     until(lambda: loop.faults == 1)
     assert loop.run(lambda: "still here") == "still here"
 
 
 def test_functions_apart_and_work_of_other_threads_take_turns(loop: Loop) -> None:
     loop.start()
-    counted = [0, 0]
+    counted, stop = [0], threading.Event()
 
-    def count() -> bool:
+    def again() -> None:
         counted[0] += 1
-        return counted[1] < 200
+        if not stop.is_set():
+            loop.run_apart(lambda: None, again, again)
 
-    loop.call_soon(loop.run_apart, count, lambda: None)
+    loop.call_soon(again)
     for _ in range(200):
-        counted[1] = loop.run(lambda: counted[1] + 1)
+        loop.run(lambda: None)
+    stop.set()
     assert counted[0] > 1
+
+
+def test_loop_may_stop_before_it_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", faults.append)
+    for _ in range(50):
+        loop = Loop("zmqdist-test")
+        apart = Apart(loop)
+        apart.go.set()
+        apart.start()
+        loop.call_soon(loop.stop)
+        loop.start()
+    until(lambda: not [each for each in threading.enumerate() if each.name == "zmqdist-test-watch"])
+    assert not faults

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -18,13 +18,17 @@ from zmqdist.wire.hello import is_hello
 
 
 def is_within(struct: msgspec.Struct) -> bool:
-    """Return whether the numbers of a struct, and of the structs in its lists, are in the bounds of
-    their types, and none is NaN."""
+    """Return whether the numbers of a struct, of its dicts and of the structs in its lists are in the
+    bounds of their types, and none is NaN."""
     for name, hint in get_type_hints(type(struct), include_extras=True).items():
         value = getattr(struct, name)
-        for constraint in getattr(hint, "__metadata__", ()):
+        is_dict = isinstance(value, dict)
+        numbers, kind = (value.values(), get_args(hint)[1]) if is_dict else ([value], hint)
+        for constraint in getattr(kind, "__metadata__", ()):
             low, high = constraint.ge, constraint.le
-            if not (low is None or value >= low) or not (high is None or value <= high):
+            if not all(low is None or number >= low for number in numbers):
+                return False
+            if not all(high is None or number <= high for number in numbers):
                 return False
         if isinstance(value, list):
             parts = [item for item in value if isinstance(item, msgspec.Struct)]

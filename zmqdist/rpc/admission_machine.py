@@ -44,7 +44,8 @@ from typing import Any, Final
 
 SHORT_S: Final = 100e-6
 """Seconds of a call below which a hand-over to another thread takes longer than the call."""
-CREDIT_S: Final = 0.01
+CREDIT_S: Final = 0.05
+LONG_SHARE: Final = 0.01
 BAR_S: Final = 1.0
 BAR_S_MAX: Final = 64.0
 STALL_S: Final = 10.0
@@ -261,16 +262,17 @@ class FairAdmission:
 class ShortMethod:
     """Judges whether the calls of one method are so short that the loop's thread should run them.
 
-    A method is short until its calls have taken CREDIT_S longer than SHORT_S each, and again after
-    `bar_s` seconds, which double while that repeats at once. So the loop's thread loses at most
-    about 1 % of its time to a method that is not short.
+    What a call takes longer than SHORT_S is taken from a credit, which grows by LONG_SHARE of the
+    time and never exceeds CREDIT_S. Without credit the method does not count as short for `_bar_s`
+    seconds, which double while that repeats soon. So the loop's thread loses a small share of its
+    time to long calls, and a pause of the whole process counts for little.
     """
 
-    __slots__ = ("_bar_s", "_barred_until", "_credit_s")
+    __slots__ = ("_bar_s", "_barred_until", "_credit_s", "_ran_at")
 
-    def __init__(self, short_from: float = -inf) -> None:
+    def __init__(self) -> None:
         self._credit_s = CREDIT_S
-        self._barred_until = short_from
+        self._ran_at = self._barred_until = -inf
         self._bar_s = BAR_S
 
     def holds(self, now: float) -> bool:
@@ -279,16 +281,16 @@ class ShortMethod:
 
     def ran(self, took_s: float, now: float) -> None:
         """Take the time of a call in the loop's thread."""
-        self._credit_s = min(CREDIT_S, self._credit_s + SHORT_S - took_s)
+        if took_s <= SHORT_S:
+            return
+        earned_s = LONG_SHARE * (now - self._ran_at)
+        self._ran_at = now
+        self._credit_s = min(CREDIT_S, self._credit_s + earned_s) - (took_s - SHORT_S)
         if self._credit_s < 0.0:
-            self.bar(now)
-
-    def bar(self, now: float) -> None:
-        """Record that the method is not short."""
-        good_s = now - self._barred_until
-        self._bar_s = BAR_S if good_s > self._bar_s else min(2 * self._bar_s, BAR_S_MAX)
-        self._barred_until = now + self._bar_s
-        self._credit_s = CREDIT_S
+            good_s = now - self._barred_until
+            self._bar_s = BAR_S if good_s > self._bar_s else min(2 * self._bar_s, BAR_S_MAX)
+            self._barred_until = now + self._bar_s
+            self._credit_s = CREDIT_S / 2
 
 
 class StallDetector:

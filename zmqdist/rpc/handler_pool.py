@@ -1,11 +1,6 @@
 """Threads for handlers. The pool starts threads on demand, up to a bound. Further work waits, and
 the clients that own it take turns.
 
-Calls of short methods wait in the same queue, but for the loop's own thread, which runs them as if it
-were a thread of the pool (`run_short`). It does so only while no call waits for a thread, so that
-the clients' turns remain. When a call turns out to be long, the loop gets another thread, and the
-waiting calls go to threads (`spread`).
-
 The threads are daemons, because a handler that never ends must not keep the process from ending.
 The pool does not use `concurrent.futures`, which joins its threads at exit, and makes a Future for
 each call, although the pool needs none.
@@ -18,13 +13,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Hashable
-from math import inf
 from queue import SimpleQueue
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
-from zmqdist import clock as time
 from zmqdist.limits import CLIENT_PULLED_BYTES_MAX, CLIENT_UNASKED_BYTES_MAX
-from zmqdist.rpc.admission_machine import FairAdmission, ShortMethod
+from zmqdist.rpc.admission_machine import FairAdmission
 from zmqdist.transport.memory_limits import usable_bytes
 
 log = logging.getLogger("zmqdist.rpc")
@@ -33,13 +26,7 @@ SHARE: Final = 8
 """Pulled arguments of waiting calls take at most 1/SHARE of the usable memory, and so do unasked
 arguments."""
 
-TURN_S: Final = 0.002
-"""Seconds of short calls after which the loop reads its sockets again."""
-
-Work: TypeAlias = tuple[Callable[..., None], tuple[Any, ...], ShortMethod]
-"""A function, its arguments, and whether calls of this kind are short."""
-NEVER_SHORT: Final = ShortMethod(short_from=inf)
-NO_WORK: Final[Work] = (lambda: None, (), NEVER_SHORT)
+Work: TypeAlias = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 class HandlerPool:
@@ -53,25 +40,18 @@ class HandlerPool:
     """
 
     def __init__(
-        self,
-        name: str,
-        threads_max: int,
-        on_room: Callable[[], object] | None = None,
-        on_short: Callable[[], object] = lambda: None,
+        self, name: str, threads_max: int, on_room: Callable[[], object] | None = None
     ) -> None:
         """Create a pool without threads.
 
         Args:
           on_room: a function that a thread of the pool calls when work begins and the large
             arguments of another call wait to be let in.
-          on_short: a function that `ready` calls when short calls begin to wait. It must have
-            `run_short` called.
         """
         self.full = False
         self._name = name
         self._threads_max = threads_max
         self._on_room = on_room
-        self._on_short = on_short
         # entering the Condition instead of this lock would take several times as long
         self._lock = threading.RLock()
         self._quiet = threading.Condition(self._lock)
@@ -80,11 +60,7 @@ class HandlerPool:
             share, share, min(share, CLIENT_PULLED_BYTES_MAX), min(share, CLIENT_UNASKED_BYTES_MAX)
         )
         self._running: list[Work | None] = []
-        # calls that lost the loop's thread, and the one that it runs
-        self._overdue: list[Work] = []
-        self._short: Work | None = None
-        self._round: object = None
-        self._for_threads = False
+        self._overdue: list[Any] = []
         self._busy = 0
         self._idle = 0
         self._ended_count = 0
@@ -96,19 +72,16 @@ class HandlerPool:
         """Have a thread of the pool call `fn(*args)`. All work that is submitted in this way counts
         as work of one owner, and begins in the order of submission.
         """
-        self.ready(None, object(), (fn, args, NEVER_SHORT))
+        self.ready(None, object(), (fn, args))
 
-    def ready(
-        self, owner: Hashable, key: Hashable, work: Work, nbytes: int = 0, now: float = 0.0
-    ) -> str:
-        """Have a thread of the pool, or `run_short`, run `work` when it is the turn of `owner`.
+    def ready(self, owner: Hashable, key: Hashable, work: Work, nbytes: int = 0) -> str:
+        """Have a thread of the pool run `work` when it is the turn of `owner`.
 
         Args:
           owner: the client whose work it is, or None for work of the server itself. Owners take
             turns.
           key: the name of the work among the work of its owner, as `dropped` gets it.
           nbytes: bytes that the work holds and that no earlier call of `arrived` has counted.
-          now: the time, which decides whether a method counts as short.
 
         Returns:
           Why the pool refuses the work (admission_machine.py, P5). "" means that the pool accepts
@@ -117,25 +90,11 @@ class HandlerPool:
         with self._lock:
             if nbytes and (refused := self._admission.arrived(owner, key, nbytes)):
                 return refused
-            is_short = work[2].holds(now) and self._has_room_for_short()
             self._admission.ready(owner, key, work)
-            if not is_short:
-                self._for_threads = True
-                self._bring_thread()
-            elif self._admission.count == 1:
-                self._on_short()
+            self._bring_thread()
         return ""
 
-    def _has_room_for_short(self) -> bool:
-        """Return whether `run_short` may run a call that becomes ready now: not if another waits for
-        a thread, because it would overtake that one."""
-        if self._admission.count:
-            return not self._for_threads
-        self._for_threads = False
-        return self._busy < self._threads_max
-
     def _bring_thread(self) -> None:
-        """Have a thread come for waiting work. The caller has the lock."""
         unfinished = self._admission.count + self._busy
         self.full = unfinished > self._threads_max
         if self._idle and self._busy < self._threads_max:
@@ -150,57 +109,31 @@ class HandlerPool:
         name = f"{self._name}-{threads + 1}"
         threading.Thread(target=self._serve, args=(threads,), name=name, daemon=True).start()
 
-    # -- short calls -------------------------------------------------------------------------------
+    # -- threads that are not the pool's -----------------------------------------------------------
 
-    def run_short(self) -> bool:
-        """Run short calls that wait in this thread, for about TURN_S. Return whether some are left for
-        another call of `run_short`."""
-        admission, lock = self._admission, self._lock
-        this_round, work = object(), NO_WORK
-        with lock:
-            if self._for_threads or self._busy >= self._threads_max:
-                self._spread()
+    def occupy(self) -> bool:
+        """Count the calling thread as a busy one of the pool. Return False if the pool has no room
+        for it, or work waits."""
+        with self._lock:
+            if self._admission.count or self._busy >= self._threads_max:
                 return False
             self._busy += 1
-            self._round = this_round
-        began = now = time.monotonic()
-        while True:
-            with lock:
-                if self._round is not this_round or self._for_threads or not admission.count:
-                    break
-                if now > began + TURN_S:
-                    break
-                work = self._short = cast("Work", admission.next())
-            self._run(work)
-            before, now = now, time.monotonic()
-            self._ended_count += 1
-            if self._round is this_round:
-                work[2].ran(now - before, now)
-        with lock:
-            self._busy -= 1
-            self._notify_if_idle()
-            if self._round is this_round:
-                self._round = self._short = None
-                return admission.count > 0
-            # the loop has another thread, and this one ends
-            self._overdue = [other for other in self._overdue if other is not work]
-            self._spread()
-            return False
+            return True
 
-    def spread(self) -> None:
-        """Have threads run the short calls that have not begun, because the one that runs takes too
-        long. The loop calls this in its new thread."""
+    def note_overdue(self, work: Any) -> None:
+        """Record what a thread that occupies the pool does, because it does it for long."""
         with self._lock:
-            if self._short is not None:
-                self._overdue.append(self._short)
-                self._short[2].bar(time.monotonic())
-            self._round = self._short = None
-            self._spread()
+            self._overdue.append(work)
 
-    def _spread(self) -> None:
-        self._for_threads = self._admission.count > 0
-        for _ in range(min(self._admission.count, self._threads_max - self._busy)):
-            self._bring_thread()
+    def release(self, work: Any = None) -> None:
+        """Take back `occupy`, and the `note_overdue` of `work`."""
+        with self._lock:
+            self._busy -= 1
+            self._ended_count += 1
+            self._overdue = [other for other in self._overdue if other is not work]
+            self._notify_if_idle()
+            if self._admission.count:
+                self._bring_thread()
 
     def arrived(self, owner: Hashable, key: Hashable, nbytes: int) -> str:
         """Count work whose arguments were sent unasked (`FairAdmission.arrived`)."""
@@ -265,14 +198,14 @@ class HandlerPool:
         with self._lock:
             return self._admission.unasked + self._admission.pulled
 
-    def progress(self) -> tuple[bool, int, list[Work]]:
+    def progress(self) -> tuple[bool, int, list[Any]]:
         """Return whether there is more unfinished work than `threads_max`, how many pieces of work
-        have ended so far, and the list of running work. The list is empty if the first item is
-        False.
+        have ended so far, and the list of running work, of `note_overdue` as well. The list is
+        empty if the first item is False.
         """
         with self._lock:
             full = self.unfinished > self._threads_max
-            running = [work for work in (*self._running, *self._overdue) if work is not None]
+            running = [*self._overdue, *(work for work in self._running if work is not None)]
             return full, self._ended_count, running if full else []
 
     @property
@@ -309,15 +242,12 @@ class HandlerPool:
                 if not self._wake.get():
                     return
                 continue
-            self._run(work)
+            try:
+                if admission.outside and self._on_room is not None:
+                    self._on_room()
+                work[0](*work[1])
+            except BaseException:
+                # an exception must not end this thread, because the pool would have one thread less
+                # from now on
+                log.exception("a bug in zmqdist: the work of a handler thread raised")
             del work
-
-    def _run(self, work: Work) -> None:
-        try:
-            if self._admission.outside and self._on_room is not None:
-                self._on_room()
-            work[0](*work[1])
-        except BaseException:
-            # an exception must not end this thread, because the pool would have one thread less
-            # from now on
-            log.exception("a bug in zmqdist: the work of a handler thread raised")

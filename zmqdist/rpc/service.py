@@ -62,7 +62,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from math import inf
@@ -106,11 +106,11 @@ from zmqdist.messages import (
     ServerFacts,
 )
 from zmqdist.platforms import register_at_fork
-from zmqdist.rpc.admission_machine import STALL_S, ShortMethod, StallDetector
+from zmqdist.rpc.admission_machine import STALL_S, StallDetector
 from zmqdist.rpc.batching_machine import Batches
 from zmqdist.rpc.figures import most_called
 from zmqdist.rpc.handler_errors import code_and_message, failed, no_room, stopping
-from zmqdist.rpc.handler_pool import NEVER_SHORT, HandlerPool
+from zmqdist.rpc.handler_pool import HandlerPool
 from zmqdist.rpc.methods import (
     CLOSE,
     ECHO,
@@ -124,6 +124,7 @@ from zmqdist.rpc.methods import (
     method_for,
 )
 from zmqdist.rpc.payload import pack_result
+from zmqdist.rpc.short_calls import ShortCall, ShortCalls
 from zmqdist.task_context import enter, leave
 from zmqdist.tensors import as_array
 from zmqdist.transport.calls_machine import ServedCall, ServerCalls, counted_bytes
@@ -588,9 +589,12 @@ because the queue may have 65,536 calls."""
 NAME_WANTED: Final = "wanted identifiers joined by dots (zmqdist.* is reserved)"
 
 
-def _name_of(fn: Callable[..., None], args: tuple[Any, ...], _short: ShortMethod) -> str:
-    """Return the name of the method that a piece of the pool's work runs. The work is a call or a
-    batch of calls."""
+def _name_of(work: Any) -> str:
+    """Return the name of the method that a piece of the pool's work runs. The work is a call, a
+    batch of calls, or a ShortCall that has turned out to be long."""
+    if isinstance(work, ShortCall):
+        return work.method.name
+    fn, args = work
     batched = getattr(fn, "__self__", None)
     return batched.name if isinstance(batched, Batched) else str(args[2].name)
 
@@ -685,18 +689,15 @@ class RpcService:
         self._name = self.label = name
         self.with_details: Callable[[ServerFacts], ServerFacts] = lambda facts: facts
         self._pool = HandlerPool(
-            f"zmqdist-{name}-handler",
-            threads_max,
-            on_room=lambda: self.soon(self._let_in),
-            on_short=lambda: self._loop.run_apart(self._pool.run_short, self._pool.spread),
+            f"zmqdist-{name}-handler", threads_max, lambda: self.soon(self._let_in)
+        )
+        self._short = ShortCalls(
+            self._pool, _run_short, self._finish_short, self._record_short, self._begin_short
         )
         self._stall_detector = StallDetector()
         self._swept_at: dict[Peer, float] = {}
         self._replies: dict[Peer, list[Reply]] = {}
         self._reply_bytes = 0
-        # the calls that threads have run, for the loop to finish
-        self._ended: deque[tuple[ServedCall, Peer, Reply | None, Sequence[Source]]] = deque()
-        self._ending = False
         self._attached = False
         self._stopping = False
         self._add(Method(METHODS, self._list, [], inline=True))
@@ -793,6 +794,7 @@ class RpcService:
         self._router = router
         self._loop = loop
         self._incarnation = incarnation
+        self._short.attach(loop)
         self._calls = ServerCalls(incarnation)
         _serving[incarnation] = self
         roles = None if self._is_observable else frozenset(ROLES) - {OBSERVER}
@@ -966,11 +968,40 @@ class RpcService:
             answer = _run_method(method, call.id, call.body, frames, peer)
             method.figures.add(time.monotonic() - began, answer[0].code)
             return answer
-        served = self._calls.call_arrived(peer, call, time.monotonic())
+        now = time.monotonic()
+        if (
+            method.pooled
+            and not call.parts
+            and self._short.add(ShortCall(peer, method, call, frames, now))
+        ):
+            return None
+        served = self._calls.call_arrived(peer, call, now)
         if isinstance(served, Reply):
             return served, ()
         self._begin(served, peer, method, call, frames)
         return None
+
+    def _finish_short(self, short: ShortCall) -> None:
+        if short.served is not None:
+            self._finished(short.served, short.peer, short.reply, short.sources)
+        elif short.reply is not None:
+            self._gather(short.peer, short.reply, short.sources)
+            short.method.figures.add(time.monotonic() - short.arrived, short.reply.code)
+
+    def _record_short(self, short: ShortCall) -> None:
+        served = self._calls.call_arrived(short.peer, short.call, short.arrived)
+        if isinstance(served, Reply):
+            self._gather(short.peer, served, ())
+            short.served = ServedCall(short.peer, short.call, short.arrived)
+            short.served.dropped = True
+        else:
+            short.served = served
+
+    def _begin_short(self, short: ShortCall) -> None:
+        self._record_short(short)
+        assert short.served is not None
+        if not short.served.dropped:
+            self._begin(short.served, short.peer, short.method, short.call, short.frames)
 
     def _gather(self, peer: Peer, reply: Reply, sources: Sequence[Source]) -> None:
         # Large parts have frames of their own, and cannot share a message.
@@ -1042,10 +1073,10 @@ class RpcService:
     ) -> None:
         """Queue the call for a thread of the pool. `nbytes` is the size of its arguments, or 0 if
         admission has counted them already."""
-        work = (self._serve, (served, peer, method, body, frames), method.short)
-        refused = self._pool.ready(peer, served, work, nbytes, served.arrived)
+        work = (self._serve, (served, peer, method, body, frames))
+        refused = self._pool.ready(peer, served, work, nbytes)
         if refused and self._drop_unwanted(peer):
-            refused = self._pool.ready(peer, served, work, nbytes, served.arrived)
+            refused = self._pool.ready(peer, served, work, nbytes)
         if refused:
             self._finished(served, peer, no_room(served.id, refused), ())
         elif self._pool.full and self._stall_detector.deadline is None:
@@ -1058,9 +1089,7 @@ class RpcService:
         if now < self._swept_at.get(peer, -inf) + SWEEP_S:
             return False
         self._swept_at[peer] = now
-        unwanted = [
-            args[0] for _, args, _ in self._pool.waiting(peer) if not args[0].is_wanted(now)
-        ]
+        unwanted = [args[0] for _, args in self._pool.waiting(peer) if not args[0].is_wanted(now)]
         for served in unwanted:
             self._pool.dropped(peer, served)
             self._calls.finished(served)
@@ -1154,9 +1183,7 @@ class RpcService:
         """Have a thread of the pool call `fn(*args)`. If the server stops before that, the loop
         calls `refuse`. Only the loop uses this."""
         # the key of work that is not a call is what to do if the work does not run
-        self._pool.ready(
-            None, object() if refuse is None else partial(refuse), (fn, args, NEVER_SHORT)
-        )
+        self._pool.ready(None, object() if refuse is None else partial(refuse), (fn, args))
 
     def set_timer(self, key: Hashable, at: float | None, fn: Callable[[], object]) -> None:
         """Have the loop call a function at a certain time (`Loop.set_timer`)."""
@@ -1191,7 +1218,7 @@ class RpcService:
         detector = self._stall_detector
         stuck, ended_count, running = self._pool.progress()
         if detector.look(stuck, ended_count, self._loop.now()):
-            methods = Counter(_name_of(*work) for work in running).most_common(10)
+            methods = Counter(_name_of(work) for work in running).most_common(10)
             log.warning(
                 "%s: all %d handler threads have been busy for %.0f s, none of their calls has "
                 "ended, and further calls wait. "
@@ -1260,12 +1287,6 @@ class RpcService:
             raise stopping()
         return method
 
-    def _finish_ended(self) -> None:
-        self._ending = False
-        ended = self._ended
-        while ended:
-            self._finished(*ended.popleft())
-
     def _finished(
         self, served: ServedCall, peer: Peer, reply: Reply | None, sources: Sequence[Source]
     ) -> None:
@@ -1295,15 +1316,12 @@ class RpcService:
             enter(partial(_unwanted, served))
             reply, sources = _run_method(method, served.id, body, frames, peer)
             leave()
-        self._ended.append((served, peer, reply, sources))
-        if not self._ending:  # else the loop has not begun to take what has ended
-            self._ending = True
-            # The reply to the only call goes out of this thread. The loop gathers those to many.
-            send = self._loop.call_now if self._pool.unfinished == 1 else self._loop.call_soon
-            try:
-                send(self._finish_ended)
-            except FailedPreconditionError:  # the server has stopped without waiting for this call
-                pass
+        # The reply to the only call goes out of this thread. Those to many are gathered in the loop.
+        send = self._loop.call_now if self._pool.unfinished == 1 else self._loop.call_soon
+        try:  # repeats the code of `reply_later`, to save two function calls on the hot path
+            send(self._finished, served, peer, reply, sources)
+        except FailedPreconditionError:
+            pass
 
 
 _serving: WeakValueDictionary[int, RpcService] = WeakValueDictionary()
@@ -1322,6 +1340,15 @@ def servers_here() -> list[ServerFacts]:
 
 def _unwanted(served: ServedCall) -> bool:
     return not served.is_wanted(time.monotonic())
+
+
+def _run_short(short: ShortCall) -> None:
+    if time.monotonic() < short.due:
+        enter(short.is_unwanted)
+        short.reply, short.sources = _run_method(
+            short.method, short.call.id, short.call.body, short.frames, short.peer
+        )
+        leave()
 
 
 def _run_method(

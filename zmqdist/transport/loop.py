@@ -167,7 +167,7 @@ class Loop:
         self._turn_lock = threading.Lock()
         self._turn_thread = 0
         self._wakes_at = 0.0
-        self._apart: deque[tuple[Callable[[], bool], Callable[[], object]]] = deque()
+        self._apart: deque[tuple[Callable[[], object], ...]] = deque()
         # how many functions of `run_apart` have begun; the running one has this number
         self._apart_count = self._apart_running = 0
         self._on_overdue: Callable[[], object] | None = None
@@ -405,16 +405,21 @@ class Loop:
             self._heap = [(when, number, name) for name, (when, number, _) in self._timers.items()]
             heapq.heapify(self._heap)
 
-    def run_apart(self, fn: Callable[[], bool], on_overdue: Callable[[], object]) -> None:
+    def run_apart(
+        self,
+        fn: Callable[[], object],
+        on_end: Callable[[], object],
+        on_overdue: Callable[[], object],
+    ) -> None:
         """Have the loop's thread call `fn()` in this turn or the next, but without the turn, as any
-        other thread would. `fn` may wait for anything.
+        other thread would. `fn` may wait for anything. The loop reads nothing before it ends.
 
         Args:
-          fn: a function that returns whether to call it again in the next turn.
-          on_overdue: a function that the loop calls if `fn` takes longer than APART_MAX_S. `fn` goes
-            on, but its thread is no longer the loop's, and ends after it.
+          on_end: a function that the loop calls afterwards.
+          on_overdue: a function that the loop calls instead if `fn` takes longer than APART_MAX_S.
+            `fn` goes on, but its thread is no longer the loop's, and ends after it.
         """
-        self._apart.append((fn, on_overdue))
+        self._apart.append((fn, on_end, on_overdue))
 
     def at_end_of_turn(self, fn: Callable[[], object]) -> None:
         """Have the loop call `fn` after each turn that did anything. Several functions are called
@@ -453,7 +458,7 @@ class Loop:
 
     def _turn(self) -> bool:
         """Take a turn. Return whether this thread is still the loop's."""
-        happened, backlog = self._read_input()
+        happened, backlog = (True, True) if self._apart else self._read_input()
         if self._apart:
             happened = True
             if not self._run_apart():
@@ -474,7 +479,7 @@ class Loop:
     def _run_apart(self) -> bool:
         """Call the functions of `run_apart`. Return whether this thread is still the loop's."""
         for _ in range(len(self._apart)):
-            fn, on_overdue = self._apart.popleft()
+            fn, on_end, on_overdue = self._apart.popleft()
             if not self._watched and not self._begin_watching():
                 self._guard(on_overdue)
                 continue
@@ -482,9 +487,8 @@ class Loop:
             self._apart_count = self._apart_running = number = self._apart_count + 1
             self._turn_thread = 0
             try:
-                again = fn()
+                fn()
             except BaseException:
-                again = False
                 self.fault(f"{getattr(fn, '__qualname__', fn)!s}, apart")
             with self._lock:
                 if self._apart_running != number:
@@ -492,8 +496,7 @@ class Loop:
                 self._apart_running = 0
             self._turn_thread = threading.get_ident()
             self._on_overdue = None
-            if again:
-                self._apart.append((fn, on_overdue))
+            self._guard(on_end)
         return True
 
     def _begin_watching(self) -> bool:
@@ -516,7 +519,7 @@ class Loop:
         """Replace the loop's thread when a function of `run_apart` is overdue. This runs in a thread
         of its own."""
         while watch.get():
-            quiet_ticks = 0
+            quiet_ticks, count = 0, self._apart_count
             while quiet_ticks < QUIET_TICKS_MAX and not self._finished.is_set():
                 running, count = self._apart_running, self._apart_count
                 time.sleep(APART_MAX_S)
