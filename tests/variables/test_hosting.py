@@ -19,6 +19,8 @@ from zmqdist.specs import IndexedSlices, TensorSpec
 from zmqdist.tasks.server import Server
 from zmqdist.variables import client as c
 from zmqdist.variables.client import PsClient, Ref, UpdateOutcome
+from zmqdist.variables.hosted_variable import HostedVariable
+from zmqdist.variables.variable_host import is_small
 
 LARGE = (1 << 17, 4)  # 2 MiB: more than a message holds
 
@@ -472,3 +474,25 @@ def test_unused_functions_are_forgotten(client: PsClient, make: Make) -> None:
     gc.collect()
     assert value_of(client, ref).tolist() == [10]
     assert [pickle() for pickle in pickles] == [None] * 5
+
+
+def test_loop_makes_sparse_updates_of_few_rows() -> None:
+    """The rows count, not the variable's size; slots of an optimizer are as large as the variable."""
+    table = HostedVariable("table", "table", np.zeros((100_000, 64), np.float32))
+    few, many = np.arange(100), np.arange(5000)
+    rows = np.ones((100, 64), np.float32)
+    step = (1, "apply", *SGD(0.1, momentum=0.9).to_wire(), (few, rows))
+    assert is_small([table], [(1, "scatter", "add", few, rows)])
+    assert not is_small([table], [(1, "scatter", "add", many, 1)])
+    assert not is_small([table], [step])
+    table.commit(table.prepare(step[1:], lambda _: ("", None)))
+    assert is_small([table], [step])
+
+
+def test_rows_that_repeat_are_updated_repeatedly() -> None:
+    table = HostedVariable("table", "table", np.zeros((4, 2)))
+    rows = np.array([[1.0, 1], [2, 2], [4, 4], [8, 8]])
+    for op, sums in (("add", [8, 0, 3, 4]), ("sub", [0, 0, 0, 0])):
+        change = "scatter", op, np.array([2, 2, 3, 0]), rows
+        table.commit(table.prepare(change, lambda _: ("", None)))
+        assert table.read()[:, 0].tolist() == sums

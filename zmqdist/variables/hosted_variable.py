@@ -195,15 +195,17 @@ class Storage:
         if ufunc is None:
             target[indices] = rows
             return
-        # NumPy applies an operation once for each index, so repeated rows are added up first
-        if op in ("add", "sub"):
-            indices, rows = self.summed(indices, rows)
-        elif not self._owned(indices)[1]:
+        owners, unique = self._owned(indices)
+        if not unique and op not in ("add", "sub"):
             _by_rows(ufunc, target, indices, rows)
             return
         touched = target[indices]
         _into(ufunc, touched, rows)
         target[indices] = touched
+        if not unique:
+            # NumPy has applied the operation once for each index, to its last row
+            earlier = owners != np.arange(len(indices), dtype=np.int32)
+            ufunc.at(target, indices[earlier], rows[earlier])
 
     def summed(self, indices: Array, rows: Array) -> tuple[Array, Array]:
         """Return indices and rows for an equivalent "add" update with unique indices: the rows of a

@@ -157,10 +157,24 @@ def is_small(variables: Sequence[HostedVariable], changes: Changes) -> bool:
     """Return whether an update takes only microseconds. If so, the loop may execute it."""
     nbytes = 0
     for variable, change in zip(variables, changes, strict=True):
-        nbytes += variable.storage.nbytes
+        nbytes += _touched_bytes(variable, change)
         if nbytes > INLINE_BYTES_MAX or change[1] == "call":
             return False
     return True
+
+
+def _touched_bytes(variable: HostedVariable, change: tuple[Any, ...]) -> int:
+    """Return about how many bytes a change writes: those of the rows of a sparse one. The first
+    step of an optimizer makes slots of the variable's size.
+    """
+    indices: Any = None
+    if change[1] == "scatter":
+        indices = change[-2]
+    elif change[1] == "apply" and change[2] in variable.slots and type(change[-1]) is tuple:
+        indices = change[-1][0] if change[-1] else None
+    if isinstance(indices, np.ndarray) and indices.ndim:
+        return len(indices) * variable.storage.row_bytes
+    return variable.storage.nbytes
 
 
 def apply_changes(
