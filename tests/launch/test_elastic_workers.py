@@ -288,8 +288,10 @@ def test_repeated_scaling_leaks_nothing(
         assert cluster.scale("worker=1")[0] == 0
         eventually(lambda: not cluster.status()["scaling"]["leaving"], "they have left")
         sizes.append(figures())
+    # one more thread: the server's pool gets its first one once `scale` counts as a long method
+    most = sizes[0][0] + 1, sizes[0][1]
     eventually(
-        lambda: all(now <= before for now, before in zip(figures(), sizes[0], strict=True)),
+        lambda: all(now <= before for now, before in zip(figures(), most, strict=True)),
         f"no more than {sizes}",
     )
     assert cluster.end() == 0
