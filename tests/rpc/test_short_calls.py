@@ -14,6 +14,7 @@ import pytest
 
 from tests.rpc.helpers import until
 from zmqdist import cancelled, errors
+from zmqdist.messages import Call
 from zmqdist.rpc import Server, ZmqClient, ZmqServer
 from zmqdist.rpc.admission_machine import (
     BAR_S,
@@ -24,6 +25,9 @@ from zmqdist.rpc.admission_machine import (
     ShortMethod,
 )
 from zmqdist.rpc.handler_pool import HandlerPool
+from zmqdist.rpc.methods import Method
+from zmqdist.rpc.short_calls import ShortCall, ShortCalls
+from zmqdist.transport.calls_machine import ServedCall
 
 Serve = Callable[..., ZmqServer]
 Connect = Callable[..., ZmqClient]
@@ -238,6 +242,7 @@ def test_work_waits_while_the_pool_is_occupied() -> None:
     assert not pool.occupy()
     pool.submit(seen.append, 1)
     assert not pool.wait_idle(0.05)
+    assert not seen
     pool.release()
     assert pool.wait_idle(20)
     assert seen == [1]
@@ -252,4 +257,84 @@ def test_pool_is_not_occupied_while_work_waits() -> None:
     go.set()
     assert pool.wait_idle(20)
     assert pool.occupy()
+    pool.stop()
+
+
+# -- what their callers do -------------------------------------------------------------------------
+
+
+def test_cancel_right_after_the_call_is_seen(serve: Serve, connect: Connect) -> None:
+    def patient() -> None:
+        until(cancelled)
+
+    server = serve(patient=patient)
+    client = connect(server.address)
+    for _ in range(30):
+        client.patient().cancel()
+    until(lambda: server.snapshot().calls == 0)
+
+
+def test_calls_of_a_client_that_has_gone_do_not_run(serve: Serve, connect: Connect) -> None:
+    ran: list[int] = []
+
+    def work(number: int) -> None:
+        ran.append(number)
+        until(cancelled) if number == 0 else time.sleep(0.002)
+
+    server = serve(work=work)
+    client = connect(server.address)
+    for number in range(500):
+        client.work(number)
+    until(lambda: ran)
+    client.close()
+    until(lambda: server.snapshot().calls == 0 and server.snapshot().calls_running == 0)
+    assert len(ran) < 500
+
+
+def test_value_after_the_deadline_is_not_sent(serve: Serve, connect: Connect) -> None:
+    def late() -> str:
+        until(cancelled)
+        return "garbage"
+
+    client = connect(serve(late=late).address)
+    for _ in range(20):
+        with pytest.raises(errors.DeadlineExceededError):
+            client.late_blocking(timeout_in_ms=3)
+
+
+def test_many_calls_that_are_a_little_long_go_to_threads(serve: Serve, connect: Connect) -> None:
+    server = serve(nap=lambda: time.sleep(0.005))
+    client = connect(server.address)
+    for call in [client.nap() for _ in range(200)]:
+        call.get_value()
+    assert server.snapshot().threads > 8
+
+
+def test_error_while_a_call_begins_harms_no_other() -> None:
+    begun: list[ShortCall] = []
+
+    def begin(*call: Any) -> None:
+        begun.append(ShortCall(*call))
+        if len(begun) == 2:
+            raise RuntimeError("can't start new thread")
+
+    class Loop:
+        faults = 0
+
+        def run_apart(self, *fns: Callable[[], None]) -> None:
+            self.overdue = fns[2]
+
+        def fault(self, source: str) -> None:
+            self.faults += 1
+
+    pool, loop = HandlerPool("test", 1), Loop()
+    calls = ShortCalls(pool, lambda *call: (None, ()), lambda *ended: None, begin)
+    calls.attach(loop)  # type: ignore[arg-type]
+    method = Method("m", lambda: None)
+    for number in range(4):
+        served = ServedCall(None, Call(number, "m", 1, 0, b""), 1.0)
+        assert calls.add(ShortCall(served, None, method, b"", []), 0)  # type: ignore[arg-type]
+    loop.overdue()
+    assert (len(begun), loop.faults) == (4, 1)
+    assert pool.occupy(), "nothing occupies the pool"
     pool.stop()

@@ -232,7 +232,9 @@ class HandlerPool:
                 if running[number] is not None:
                     self._ended_count += 1
                     self._busy -= 1
-                work = running[number] = admission.next() if admission.count else None
+                # work that a thread was woken for may have gone to another one meanwhile
+                may_take = admission.count and self._busy < self._threads_max
+                work = running[number] = admission.next() if may_take else None
                 if work is not None:
                     self._busy += 1
                 else:

@@ -691,9 +691,7 @@ class RpcService:
         self._pool = HandlerPool(
             f"zmqdist-{name}-handler", threads_max, lambda: self.soon(self._let_in)
         )
-        self._short = ShortCalls(
-            self._pool, _run_short, self._finish_short, self._record_short, self._begin_short
-        )
+        self._short = ShortCalls(self._pool, _run_if_wanted, self._finished, self._submit)
         self._stall_detector = StallDetector()
         self._swept_at: dict[Peer, float] = {}
         self._replies: dict[Peer, list[Reply]] = {}
@@ -968,40 +966,17 @@ class RpcService:
             answer = _run_method(method, call.id, call.body, frames, peer)
             method.figures.add(time.monotonic() - began, answer[0].code)
             return answer
-        now = time.monotonic()
-        if (
-            method.pooled
-            and not call.parts
-            and self._short.add(ShortCall(peer, method, call, frames, now))
-        ):
-            return None
-        served = self._calls.call_arrived(peer, call, now)
+        served = self._calls.call_arrived(peer, call, time.monotonic())
         if isinstance(served, Reply):
             return served, ()
-        self._begin(served, peer, method, call, frames)
-        return None
-
-    def _finish_short(self, short: ShortCall) -> None:
-        if short.served is not None:
-            self._finished(short.served, short.peer, short.reply, short.sources)
-        elif short.reply is not None:
-            self._gather(short.peer, short.reply, short.sources)
-            short.method.figures.add(time.monotonic() - short.arrived, short.reply.code)
-
-    def _record_short(self, short: ShortCall) -> None:
-        served = self._calls.call_arrived(short.peer, short.call, short.arrived)
-        if isinstance(served, Reply):
-            self._gather(short.peer, served, ())
-            short.served = ServedCall(short.peer, short.call, short.arrived)
-            short.served.dropped = True
+        if method.pooled and not call.parts:
+            nbytes = counted_bytes(call.body, frames)
+            short = ShortCall(served, peer, method, call.body, frames)
+            if not self._short.add(short, nbytes):
+                self._submit(*short, nbytes)
         else:
-            short.served = served
-
-    def _begin_short(self, short: ShortCall) -> None:
-        self._record_short(short)
-        assert short.served is not None
-        if not short.served.dropped:
-            self._begin(short.served, short.peer, short.method, short.call, short.frames)
+            self._begin(served, peer, method, call, frames)
+        return None
 
     def _gather(self, peer: Peer, reply: Reply, sources: Sequence[Source]) -> None:
         # Large parts have frames of their own, and cannot share a message.
@@ -1028,11 +1003,6 @@ class RpcService:
         """Refuse a call, or run its method when all arguments have arrived and, in the pool, when
         it is the client's turn."""
         if not call.parts:
-            if method.pooled:
-                self._submit(
-                    served, peer, method, call.body, frames, counted_bytes(call.body, frames)
-                )
-                return
             nbytes = counted_bytes(call.body, frames) if method.batch else 0
             if not nbytes or self._count(served, peer, call, nbytes):
                 self._run(served, peer, method, call.body, frames)
@@ -1203,6 +1173,8 @@ class RpcService:
     def _refuse(self, ready: bool) -> None:
         """Reply UNAVAILABLE to calls whose arguments are missing; with `ready`, also to calls that
         wait only for a thread."""
+        for short in self._short.take_waiting() if ready else ():
+            self._finished(short.served, short.peer, failed(short.served.id, stopping()), ())
         for peer, key, item in self._pool.cut_off(ready):
             if isinstance(key, ServedCall):
                 if not ready and item is not None:
@@ -1310,12 +1282,7 @@ class RpcService:
     def _serve(
         self, served: ServedCall, peer: Peer, method: Method, body: bytes, frames: list[Any]
     ) -> None:
-        reply: Reply | None = None
-        sources: Sequence[Source] = ()
-        if served.is_wanted(time.monotonic()):
-            enter(partial(_unwanted, served))
-            reply, sources = _run_method(method, served.id, body, frames, peer)
-            leave()
+        reply, sources = _run_if_wanted(served, peer, method, body, frames)
         # The reply to the only call goes out of this thread. Those to many are gathered in the loop.
         send = self._loop.call_now if self._pool.unfinished == 1 else self._loop.call_soon
         try:  # repeats the code of `reply_later`, to save two function calls on the hot path
@@ -1342,13 +1309,16 @@ def _unwanted(served: ServedCall) -> bool:
     return not served.is_wanted(time.monotonic())
 
 
-def _run_short(short: ShortCall) -> None:
-    if time.monotonic() < short.due:
-        enter(short.is_unwanted)
-        short.reply, short.sources = _run_method(
-            short.method, short.call.id, short.call.body, short.frames, short.peer
-        )
-        leave()
+def _run_if_wanted(
+    served: ServedCall, peer: Peer, method: Method, body: bytes, frames: list[Any]
+) -> tuple[Reply | None, Sequence[Source]]:
+    """Run a method as a call in a thread does. There is no reply if nobody waits for it."""
+    if not served.is_wanted(time.monotonic()):
+        return None, ()
+    enter(partial(_unwanted, served))
+    outcome = _run_method(method, served.id, body, frames, peer)
+    leave()
+    return outcome
 
 
 def _run_method(

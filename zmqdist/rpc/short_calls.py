@@ -5,9 +5,9 @@ Rules
     A call runs here if its method is short (admission_machine.py), it came in one message, and no
     call waits for a thread of the pool. The loop's thread then counts as one of the pool's threads,
     and runs the calls without the turn (`Loop.run_apart`): a call may wait for anything.
-    The loop reads no further message before these calls have ended. So they need no record in the
-    table of calls, like inline ones, until one takes too long. Then the loop gets another thread,
-    which makes a record for that call and has the pool run those that have not begun.
+    After TURN_S the loop takes its next turn, and goes on with these calls in it. When a call takes
+    too long, the loop gets another thread, and the pool runs the calls that have not begun. It also
+    runs those whose method no longer counts as short.
 
 Not here: what a call runs, and how its reply is sent (service.py).
 """
@@ -18,12 +18,11 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from math import inf
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from zmqdist import clock as time
 from zmqdist.errors import FailedPreconditionError
-from zmqdist.messages import Call, Reply
+from zmqdist.messages import Reply
 from zmqdist.rpc.admission_machine import CREDIT_S
 from zmqdist.rpc.handler_pool import HandlerPool
 from zmqdist.rpc.methods import Method
@@ -32,73 +31,63 @@ from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Peer
 from zmqdist.transport.transfers import Source
 
-TURN_S: Final = 0.002
-"""Seconds after which the loop sends the replies of the calls that have ended."""
+TURN_S: Final = 0.005
+"""Seconds after which the loop reads its sockets again."""
+WAITING_MAX: Final = 1024
+"""Calls that wait for the loop's thread. In the pool, which has the others, clients take turns."""
 
 
-class ShortCall:
-    """One call.
+class ShortCall(NamedTuple):
+    """One call, as the pool's work has it, too."""
 
-    Attributes:
-      arrived, due: when it arrived, and when the caller stops waiting.
-      reply, sources: the reply; None without one.
-      served: its record, once it has taken too long.
-    """
+    served: ServedCall
+    peer: Peer
+    method: Method
+    body: bytes
+    frames: list[Any]
 
-    __slots__ = (
-        "arrived", "call", "due", "frames", "is_overdue", "method", "peer", "reply", "served", "sources"
-    )  # fmt: skip
 
-    def __init__(
-        self, peer: Peer, method: Method, call: Call, frames: list[Any], arrived: float
-    ) -> None:
-        self.peer, self.method, self.call, self.frames = peer, method, call, frames
-        self.arrived = arrived
-        self.due = arrived + call.left_ms / 1000 if call.left_ms else inf
-        self.reply: Reply | None = None
-        self.sources: Sequence[Source] = ()
-        self.served: ServedCall | None = None
-        self.is_overdue = False
-
-    def is_unwanted(self) -> bool:
-        """Return whether the caller no longer waits for the reply."""
-        served, now = self.served, time.monotonic()
-        return now >= self.due if served is None else not served.is_wanted(now)
+Outcome = tuple[Reply | None, Sequence[Source]]
 
 
 class ShortCalls:
-    """The short calls of one service. Only the loop uses it.
+    """The short calls of one service.
 
     Args:
-      run: runs a call and sets its reply. Any thread may call it, the others only the loop.
-      finish: sends the reply of a call.
-      record: makes the record of a call, `served`.
+      run: runs a call. Any thread may call it, the others only the loop.
+      finish: ends a call with its reply.
       begin: has the pool run a call.
     """
 
     def __init__(
         self,
         pool: HandlerPool,
-        run: Callable[[ShortCall], object],
-        finish: Callable[[ShortCall], object],
-        record: Callable[[ShortCall], object],
-        begin: Callable[[ShortCall], object],
+        run: Callable[..., Outcome],
+        finish: Callable[..., object],
+        begin: Callable[..., object],
     ) -> None:
         self._pool = pool
-        self._run, self._finish, self._record, self._begin = run, finish, record, begin
+        self._run, self._finish, self._begin = run, finish, begin
         self._lock = threading.Lock()
         self._waiting: deque[ShortCall] = deque()
-        self._ended: deque[ShortCall] = deque()
-        self._current: ShortCall | None = None
         self._occupied = False
+        # under the lock: the loop's thread runs calls as long as this is its own round
+        self._round = 0
+        self._current: ShortCall | None = None
 
     def attach(self, loop: Loop) -> None:
         """Set the loop whose thread runs the calls."""
         self._loop = loop
 
-    def add(self, call: ShortCall) -> bool:
-        """Have the loop's thread run a call in this turn. Return False if the pool has to run it."""
-        if not call.method.short.holds(call.arrived):
+    # -- in the loop -------------------------------------------------------------------------------
+
+    def add(self, call: ShortCall, nbytes: int) -> bool:
+        """Have the loop's thread run a call. Return False if the pool has to run it. `nbytes` is the
+        size of its arguments if it counts: only the pool bounds the bytes that wait."""
+        waiting = len(self._waiting)
+        if waiting >= WAITING_MAX or (nbytes and waiting):
+            return False
+        if not call.method.short.holds(call.served.arrived):
             return False
         if not self._occupied:
             if not self._pool.occupy():
@@ -108,31 +97,16 @@ class ShortCalls:
         self._waiting.append(call)
         return True
 
-    def _run_waiting(self) -> None:
-        """Run calls for TURN_S, in the loop's thread but without the turn."""
-        waiting, lock = self._waiting, self._lock
-        now = time.monotonic()
-        until = now + TURN_S
-        while now < until:
-            with lock:
-                if not waiting:
-                    return
-                call = self._current = waiting.popleft()
-            self._run(call)
-            before, now = now, time.monotonic()
-            with lock:
-                self._ended.append(call)
-                if not call.is_overdue:
-                    self._current = None
-            if call.is_overdue:
-                self._pool.release(call)
-                with contextlib.suppress(FailedPreconditionError):  # the loop has ended
-                    self._loop.call_soon(self._finish_ended)
-                return
-            call.method.short.ran(now - before, now)
+    def take_waiting(self) -> list[ShortCall]:
+        """Remove the calls that have not begun, and return them."""
+        with self._lock:
+            calls = list(self._waiting)
+            self._waiting.clear()
+            return calls
 
     def _end(self) -> None:
-        self._finish_ended()
+        if self._waiting and not self._waiting[0].method.short.holds(time.monotonic()):
+            self._begin_all()
         if self._waiting:
             self._loop.run_apart(self._run_waiting, self._end, self._overdue)
         else:
@@ -142,23 +116,47 @@ class ShortCalls:
     def _overdue(self) -> None:
         """Leave the call that runs to its thread, and the others to the pool."""
         with self._lock:
-            current, calls = self._current, tuple(self._waiting)
-            self._waiting.clear()
-            self._current = None
+            self._round += 1
+            current, self._current = self._current, None
             if current is not None:
-                current.is_overdue = True
+                self._pool.note_overdue(current)
         self._occupied = False
+        if current is not None:
+            current.method.short.ran(CREDIT_S, time.monotonic())
+        self._begin_all()
         if current is None:
             self._pool.release()
-        else:
-            current.method.short.ran(CREDIT_S, time.monotonic())
-            self._record(current)
-            self._pool.note_overdue(current)
-        self._finish_ended()
-        for call in calls:
-            self._begin(call)
 
-    def _finish_ended(self) -> None:
-        ended = self._ended
-        while ended:
-            self._finish(ended.popleft())
+    def _begin_all(self) -> None:
+        for call in self.take_waiting():
+            try:
+                self._begin(*call)
+            except Exception:
+                self._loop.fault(f"the call of {call.method.name}")
+
+    # -- in the loop's thread, without the turn ----------------------------------------------------
+
+    def _run_waiting(self) -> None:
+        """Run calls for about TURN_S."""
+        lock, this_round = self._lock, self._round
+        now = time.monotonic()
+        until = now + TURN_S
+        while now < until:
+            with lock:
+                if self._round != this_round or not self._waiting:
+                    return
+                if not self._waiting[0].method.short.holds(now):
+                    return
+                call = self._current = self._waiting.popleft()
+            reply, sources = self._run(*call)
+            with contextlib.suppress(FailedPreconditionError):  # the loop has ended meanwhile
+                self._loop.call_soon(self._finish, call.served, call.peer, reply, sources)
+            before, now = now, time.monotonic()
+            with lock:
+                is_overdue = self._round != this_round
+                if not is_overdue:
+                    self._current = None
+            if is_overdue:
+                self._pool.release(call)
+                return
+            call.method.short.ran(now - before, now)

@@ -412,7 +412,7 @@ class Loop:
         on_overdue: Callable[[], object],
     ) -> None:
         """Have the loop's thread call `fn()` in this turn or the next, but without the turn, as any
-        other thread would. `fn` may wait for anything. The loop reads nothing before it ends.
+        other thread would. `fn` may wait for anything.
 
         Args:
           on_end: a function that the loop calls afterwards.
@@ -458,7 +458,7 @@ class Loop:
 
     def _turn(self) -> bool:
         """Take a turn. Return whether this thread is still the loop's."""
-        happened, backlog = (True, True) if self._apart else self._read_input()
+        happened, backlog = self._read_input()
         if self._apart:
             happened = True
             if not self._run_apart():
@@ -480,12 +480,14 @@ class Loop:
         """Call the functions of `run_apart`. Return whether this thread is still the loop's."""
         for _ in range(len(self._apart)):
             fn, on_end, on_overdue = self._apart.popleft()
+            # counted before the look, because the watching thread does it the other way round
+            self._apart_count = number = self._apart_count + 1
             if not self._watched and not self._begin_watching():
                 self._guard(on_overdue)
                 continue
             self._on_overdue = on_overdue
-            self._apart_count = self._apart_running = number = self._apart_count + 1
             self._turn_thread = 0
+            self._apart_running = number
             try:
                 fn()
             except BaseException:

@@ -509,6 +509,27 @@ def test_map_sees_what_a_generator_writes_between_two_items(
     assert coordinator.fetch(coordinator.map(np.max, items())) == [0, 1, 2, 3, 4]
 
 
+class Filled:
+    """Its pickle has an array that the next one writes to."""
+
+    scratch = np.zeros(8 * MIB, np.uint8)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> Any:
+        self.scratch[:] = self.number
+        return np.max, (self.scratch,)
+
+
+@pytest.mark.timeout(60)
+def test_map_sees_what_pickling_writes_between_two_items(
+    coordinator: ClusterCoordinator,
+) -> None:
+    items = [Filled(number) for number in range(4)]
+    assert coordinator.fetch(coordinator.map(int, items)) == [0, 1, 2, 3]
+
+
 @pytest.mark.timeout(60)
 def test_frozen_array_of_many_tasks_is_never_copied(
     coordinator: ClusterCoordinator,

@@ -23,6 +23,8 @@ from typing import (
     overload,
 )
 
+import numpy as np
+
 from zmqdist import errors
 from zmqdist.clock import deadline, left
 from zmqdist.errors import InvalidArgumentError
@@ -111,6 +113,13 @@ if TYPE_CHECKING:
         def map(
             self, fn: Callable[..., Any], /, *iterables: Iterable[Any]
         ) -> list[tuple[RemoteValue, ...]]: ...
+
+
+def _is_plain(item: object) -> bool:
+    """Return whether pickling an item runs no code of the program."""
+    if type(item) is np.ndarray:
+        return not item.dtype.hasobject
+    return item is None or type(item) in (bool, int, float, str, bytes)
 
 
 class FunctionSnapshot:
@@ -357,9 +366,11 @@ class Submitter:
             raise TypeError("map() takes a callable and at least one iterable")
         items = zip(*iterables, strict=False)
         snapshot = self._coordinator._snapshot_of(fn)
-        # a generator may write into an array between two items
-        are_lists = all(type(each) in (list, tuple, range) for each in iterables)
-        with self._coordinator._runtime.store.unchanged() if are_lists else nullcontext():
+        # otherwise the program may run between two items, and write into an array
+        are_plain = all(
+            type(each) in (list, tuple) and all(map(_is_plain, each)) for each in iterables
+        )
+        with self._coordinator._runtime.store.unchanged() if are_plain else nullcontext():
             return [self.submit(snapshot, *item) for item in items]
 
     @as_imap
