@@ -39,7 +39,7 @@ def batches(images, labels, first):
 def step(strategy, weights, images, labels):
     """Runs on a worker: one message to each server for the weights, and one for the gradients."""
     loss, grads = network.gradients(strategy.read(weights), images, labels)
-    strategy.apply(zd.optimizers.Momentum(0.1), zip(grads, weights, strict=True))
+    strategy.apply(zd.optimizers.Momentum(0.05), zip(grads, weights, strict=True))
     return loss
 
 

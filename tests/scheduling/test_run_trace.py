@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,8 @@ def test_runs_are_in_rows_of_slots(coordinator: ClusterCoordinator, tmp_path: Pa
         values = [coordinator.options(name=NASTY).submit(square, number) for number in range(20)]
         coordinator.gather(values)
     runs = [row for row in events(path, "X") if row["cat"] == "task"]
-    assert {row["args"]["work"] for row in runs} == {value.work for value in values}
+    left_out = json.loads(path.read_text())["otherData"]
+    assert {row["args"]["work"] for row in runs} == {value.work for value in values}, left_out
     assert {row["name"] for row in runs} == {NASTY}
     assert {row["args"]["outcome"] for row in runs} == {"value"}
     assert {row["args"]["attempt"] for row in runs} <= {1, 2}  # 2 if it moved to an idle worker
@@ -85,6 +87,22 @@ def test_runs_are_in_rows_of_slots(coordinator: ClusterCoordinator, tmp_path: Pa
     for row in runs:
         assert row["args"]["waited_ms"] > -SLACK_S * 1e3
         assert row["args"]["ready_after_ms"] > -SLACK_S * 1e3
+
+
+def test_first_run_of_a_new_process_is_in_the_trace(
+    coordinator: ClusterCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traces, "LATE_S", 5.0)  # the runs that end their process are not reported
+    path = tmp_path / "run.json"
+    with coordinator.trace(path):
+        for _ in range(3):  # each ends its process, the next one is the first of another
+            with pytest.raises(errors.OpError):
+                coordinator.options(retries=0).submit(os._exit, 3).result()
+            assert coordinator.submit(square, 3).result() == 9
+            counter = coordinator.actor(Counter)
+            assert counter.add(1).result() == 1
+    kinds = [row["cat"] for row in events(path, "X") if row["args"].get("outcome") == "value"]
+    assert kinds.count("task") == kinds.count("call") == 3
 
 
 def test_calls_of_actors_are_in_rows_of_classes(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -150,6 +151,28 @@ def test_update_in_flight_ends_before_the_next_action(
     values = [coordinator.submit(increment) for _ in range(20)]
     assert all(value.result(WITHIN_S) for value in values)
     assert v.numpy() == 20
+
+
+def test_read_has_the_updates_of_earlier_functions_of_its_slot(
+    made: Any, processes: zd.local_cluster
+) -> None:
+    """Else training with one worker would be as asynchronous as with several."""
+    strategy = made(cluster=processes)
+    coordinator = ClusterCoordinator(strategy)
+    with strategy.scope():
+        v = zd.Variable(np.zeros(2))
+
+    def slow(value: Any, grad: Any, slots: Any, step: int) -> Any:
+        time.sleep(0.01)
+        return value + grad
+
+    def step() -> int:
+        before = int(v.numpy()[-1])
+        v.apply(slow, np.ones(2))
+        return before
+
+    steps = [coordinator.options(worker=0).submit(step) for _ in range(30)]
+    assert [value.result(WITHIN_S) for value in steps] == list(range(30))
 
 
 def test_updates_in_flight_of_a_killed_slot_are_made_once(

@@ -1312,7 +1312,7 @@ def _unwanted(served: ServedCall) -> bool:
 def _run_if_wanted(
     served: ServedCall, peer: Peer, method: Method, body: bytes, frames: list[Any]
 ) -> tuple[Reply | None, Sequence[Source]]:
-    """Run a method as a call in a thread does. There is no reply if nobody waits for it."""
+    """Run a method as a call in a thread does. There is no reply if the caller no longer waits."""
     if not served.is_wanted(time.monotonic()):
         return None, ()
     enter(partial(_unwanted, served))

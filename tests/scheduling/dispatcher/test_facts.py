@@ -23,6 +23,7 @@ from zmqdist.limits import (
 from zmqdist.messages import (
     ERROR,
     VALUE,
+    Assign,
     Define,
     Done,
     EndRound,
@@ -381,6 +382,18 @@ def test_timeline_has_runs_of_ended_leases(broker: Broker) -> None:
     assert run[1:7] == [1, 50, 0, "job.f", "worker:0", 2]
     assert run[9:13] == [1001.25, 1001.5, "value", "task"]
     assert timeline["dropped"] == 0
+
+
+@pytest.mark.parametrize(("now", "count"), [(1.0, 1), (OBSERVED_S + 1.0, 0)])
+def test_worker_that_joins_is_watched_before_it_works(
+    broker: Broker, now: float, count: int
+) -> None:
+    named(broker)
+    submit(broker, 50)
+    broker.observe(0.0)
+    kinds = [type(effect.message) for effect in worker(broker, now=now)]
+    assert kinds.count(Observe) == count
+    assert Observe not in kinds[kinds.index(Assign) :]
 
 
 def test_run_says_when_it_came_and_was_handed_out(broker: Broker) -> None:

@@ -419,8 +419,14 @@ class Facts:
         if was_observed and now < self._asked_at + OBSERVED_S / 5:
             return []
         self._asked_at = now
-        share = max(1, EVENTS_PER_S // max(1, len(peers)))
-        return [Send(peer, Observe(OBSERVED_S, share)) for peer in peers]
+        self._observe = Observe(OBSERVED_S, max(1, EVENTS_PER_S // max(1, len(peers))))
+        return [Send(peer, self._observe) for peer in peers]
+
+    def joined(self, member: Member, now: float) -> list[Send]:
+        """Have a worker that has just registered report its runs like the others."""
+        if member.peer is None or not self.is_observed(now):
+            return []
+        return [Send(member.peer, self._observe)]
 
     def is_observed(self, now: float) -> bool:
         if now < self._observed_until:

@@ -1140,10 +1140,12 @@ class Broker:
 
     def joined(self, member: Member, register: Register) -> list[Send]:
         effects = self.dispatch.joined(member, register)
+        effects += self.dispatch.facts.joined(member, member.heard_at)
         return effects + self.actors.registered(member, register, member.heard_at)
 
     def reconnected(self, member: Member, register: Register) -> list[Send]:
         effects = self.dispatch.reconnected(member, register)
+        effects += self.dispatch.facts.joined(member, member.heard_at)
         return effects + self.actors.registered(member, register, member.heard_at)
 
     def restricted(self, member: Member) -> None:

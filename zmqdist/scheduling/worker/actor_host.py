@@ -159,6 +159,7 @@ class _Process:
         fd = new_table("zmqdist-actor")
         memory = mmap.mmap(fd, TABLE_BYTES)
         self._table = memory, RunReader(memory)
+        self._table[1].observe(self._owner.facts.runs_per_table)
         return fd
 
     @property

@@ -442,6 +442,7 @@ class _SlotProcess:
         self._page = mmap.mmap(self._page_fd, PAGE_BYTES + TABLE_BYTES)
         self.cells = memoryview(self._page).cast("Q")
         self.runs = RunReader(self._page, PAGE_BYTES)
+        self.runs.observe(owner.facts.runs_per_table)
         self._closed = False
         self.killed = False
         self.oom_kills = oom_kills()

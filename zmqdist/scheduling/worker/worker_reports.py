@@ -104,6 +104,7 @@ class WorkerReports:
 
     Attributes:
       servers: the reports of the servers of this process.
+      runs_per_table: the runs a second to report of each process now; a new one begins with it.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class WorkerReports:
         self._usage = _Usage()
         self._allowance = Allowance(FAILURES_PER_S, FAILURES_AT_ONCE)
         self._observed_until = 0.0
-        self._runs_per_s = 0
+        self._runs_per_s = self.runs_per_table = 0
         self._functions: list[FunctionFacts] = []
         self._events: list[tuple[TaskEvent, float]] = []
         self._left_out = 0
@@ -209,8 +210,9 @@ class WorkerReports:
             return
         slots, actors = self._slots(), self._actors()
         tables = [slot.runs for slot in slots] + [actor.runs for actor in actors]
+        self.runs_per_table = self._runs_per_s // max(1, len(tables)) or 1 if observed else 0
         for table in tables:
-            table.observe(max(1, self._runs_per_s // len(tables)) if observed else 0)
+            table.observe(self.runs_per_table)
         pids = {os.getpid(), *(slot.pid for slot in slots), *(actor.pid for actor in actors)}
         if self._usage.sample(pids, now):
             self._sample()

@@ -31,6 +31,7 @@ def test_lasting_processes_answer_questions(tiny: None, tmp_path: Path) -> None:
             "bare pyzmq",
             "memcpy",
             "ProcessPoolExecutor",
+            "zmqdist, handler in a thread",
             "zmqdist, sockets only",
         ],
         "fanout": ["zmqdist", "ProcessPoolExecutor", "zmqdist, sockets only"],
