@@ -439,7 +439,7 @@ def _packed(item: Any) -> bytes:
         (b"\x92\x01" * 65 + b"\x91\x01", 0, "deeper"),
         (b"\xd6\xff\0\0\0\1", 0, "unknown tag"),
         (b"\xd4\x05\0", 0, "unknown tag"),
-        (b"\xa3\xed\xa0\x80", 0, "utf-8"),
+        (b"\xa3\xed\xa0\x80", 0, "(utf|UTF)-8"),
         (_packed([]), 0, "unknown tag"),
         (_packed([99]), 0, "unknown tag"),
         (_packed([True]), 0, "unknown tag"),

@@ -294,7 +294,7 @@ def rebuild(dtype: np.dtype[Any], shape: Any, fortran: bool, buffer: Any) -> NDA
     have = memoryview(buffer).nbytes
     array: NDArray[Any]
     try:
-        array = np.ndarray(shape, dtype, buffer, order="F" if fortran else "C")
+        array = np.ndarray(tuple(shape), dtype, buffer, order="F" if fortran else "C")
         if array.nbytes == have > 0 and _INT.issuperset(map(type, shape)):
             return array
     except (ValueError, TypeError, OverflowError):
