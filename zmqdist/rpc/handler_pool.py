@@ -26,7 +26,7 @@ SHARE: Final = 8
 """Pulled arguments of waiting calls take at most 1/SHARE of the usable memory, and so do unasked
 arguments."""
 
-Work: TypeAlias = tuple[Callable[..., None], tuple[Any, ...]]
+Work: TypeAlias = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 class HandlerPool:
@@ -60,7 +60,7 @@ class HandlerPool:
             share, share, min(share, CLIENT_PULLED_BYTES_MAX), min(share, CLIENT_UNASKED_BYTES_MAX)
         )
         self._running: list[Work | None] = []
-        self._overdue: list[Any] = []
+        self._overdue: list[Work] = []
         self._busy = 0
         self._idle = 0
         self._ended_count = 0
@@ -120,17 +120,17 @@ class HandlerPool:
             self._busy += 1
             return True
 
-    def note_overdue(self, work: Any) -> None:
-        """Record what a thread that occupies the pool does, because it does it for long."""
+    def note_overdue(self, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
+        """Record the work of a thread that occupies the pool, because it takes long."""
         with self._lock:
-            self._overdue.append(work)
+            self._overdue.append((fn, args))
 
-    def release(self, work: Any = None) -> None:
-        """Take back `occupy`, and the `note_overdue` of `work`."""
+    def release(self, args: tuple[Any, ...] | None = None) -> None:
+        """Take back `occupy`, and the `note_overdue` of the work with these arguments."""
         with self._lock:
             self._busy -= 1
             self._ended_count += 1
-            self._overdue = [other for other in self._overdue if other is not work]
+            self._overdue = [work for work in self._overdue if work[1] is not args]
             self._notify_if_idle()
             if self._admission.count:
                 self._bring_thread()
@@ -198,7 +198,7 @@ class HandlerPool:
         with self._lock:
             return self._admission.unasked + self._admission.pulled
 
-    def progress(self) -> tuple[bool, int, list[Any]]:
+    def progress(self) -> tuple[bool, int, list[Work]]:
         """Return whether there is more unfinished work than `threads_max`, how many pieces of work
         have ended so far, and the list of running work, of `note_overdue` as well. The list is
         empty if the first item is False.

@@ -589,12 +589,9 @@ because the queue may have 65,536 calls."""
 NAME_WANTED: Final = "wanted identifiers joined by dots (zmqdist.* is reserved)"
 
 
-def _name_of(work: Any) -> str:
-    """Return the name of the method that a piece of the pool's work runs. The work is a call, a
-    batch of calls, or a ShortCall that has turned out to be long."""
-    if isinstance(work, ShortCall):
-        return work.method.name
-    fn, args = work
+def _name_of(fn: Callable[..., object], args: tuple[Any, ...]) -> str:
+    """Return the name of the method that a piece of the pool's work runs. The work is a call or a
+    batch of calls."""
     batched = getattr(fn, "__self__", None)
     return batched.name if isinstance(batched, Batched) else str(args[2].name)
 
@@ -1190,7 +1187,7 @@ class RpcService:
         detector = self._stall_detector
         stuck, ended_count, running = self._pool.progress()
         if detector.look(stuck, ended_count, self._loop.now()):
-            methods = Counter(_name_of(work) for work in running).most_common(10)
+            methods = Counter(_name_of(*work) for work in running).most_common(10)
             log.warning(
                 "%s: all %d handler threads have been busy for %.0f s, none of their calls has "
                 "ended, and further calls wait. "

@@ -38,7 +38,7 @@ WAITING_MAX: Final = 1024
 
 
 class ShortCall(NamedTuple):
-    """One call, as the pool's work has it, too."""
+    """One call: the arguments of the pool's work, too."""
 
     served: ServedCall
     peer: Peer
@@ -119,7 +119,7 @@ class ShortCalls:
             self._round += 1
             current, self._current = self._current, None
             if current is not None:
-                self._pool.note_overdue(current)
+                self._pool.note_overdue(self._run, current)
         self._occupied = False
         if current is not None:
             current.method.short.ran(CREDIT_S, time.monotonic())
