@@ -278,8 +278,7 @@ class Loop:
             if sleeps := self._sleeping and not self._stopping:
                 self._turn_thread = threading.get_ident()
                 self._guard(fn, *args)
-                for hook in self._hooks:
-                    self._guard(hook)
+                self._run_hooks()
                 # `fn` may have stopped the loop
                 wake = (
                     self._stopping
