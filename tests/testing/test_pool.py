@@ -20,7 +20,6 @@ import pytest
 from tests.launch.helpers import eventually
 from tests.testing.helpers import ends, for_ever, me
 from zmqdist import errors
-from zmqdist.process import pipe
 from zmqdist.testing import (
     MultiProcessPoolRunner,
     SubprocessTimeoutError,
@@ -30,6 +29,7 @@ from zmqdist.testing import (
 )
 from zmqdist.testing.runner.barrier import TaskPipe
 from zmqdist.testing.runner.process_pool import PoolWork
+from zmqdist.transport import pipe
 
 MIB = 2**20
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -40,6 +41,7 @@ from zmqdist.limits import FRAMES_MAX, HEADER_PIECE_BYTES, PAYLOAD_BYTES_MAX
 from zmqdist.messages import Beat, Call, Goodbye, Message, Ping, Refused, Reply
 from zmqdist.transport import dealer
 from zmqdist.transport import router as router_module
+from zmqdist.transport import shortcut as shortcut_module
 from zmqdist.transport.dealer import configure
 from zmqdist.transport.endpoint import split
 from zmqdist.transport.loop import Loop
@@ -905,6 +907,14 @@ def test_incomplete_header_is_no_message(serve: Serve, connect: Connect, count: 
     raw.close()
 
 
+@pytest.fixture(params=["process", "host"])
+def shortcut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shortcut within this process, or the one between processes of this host."""
+    if request.param == "host":
+        monkeypatch.setattr(dealer, "find", lambda *_: None)
+
+
+@pytest.mark.usefixtures("shortcut")
 def test_shortcut_passes_messages_in_order(serve: Serve, dial: Dial) -> None:
     """Two equal connections of this process get each their own replies, past the sockets, and may
     write to the frames."""
@@ -912,7 +922,7 @@ def test_shortcut_passes_messages_in_order(serve: Serve, dial: Dial) -> None:
     pair = [dial(served.address), dial(served.address)]
     for one in pair:
         one.expect("up")
-    payload = [b"frame", bytearray(b"other")]
+    payload = [b"frame", bytearray(b"other"), b""]
     for number in range(200):
         for at, one in enumerate(pair):
             one.send(Call(2 * number + at + 1, "echo", 0, 0, b"b"), payload)
@@ -920,12 +930,13 @@ def test_shortcut_passes_messages_in_order(serve: Serve, dial: Dial) -> None:
         for number in range(200):
             _, reply, frames = one.expect("message")
             assert reply.id == 2 * number + at + 1
-            assert [bytes(frame) for frame in frames] == [b"frame", b"other"]
+            assert [bytes(frame) for frame in frames] == [b"frame", b"other", b""]
             frames[0][:] = b"wrote"
-    assert payload == [b"frame", b"other"]
+    assert payload == [b"frame", b"other", b""]
     assert all(peer.shortcut is not None for peer in served.router.peers)
 
 
+@pytest.mark.usefixtures("shortcut")
 def test_shortcut_ends_with_connection(serve: Serve, dial: Dial) -> None:
     """Messages of a connection that has ended do not reach the next one."""
     served = serve()
@@ -939,6 +950,55 @@ def test_shortcut_ends_with_connection(serve: Serve, dial: Dial) -> None:
     assert peer.shortcut is None
     one.expect("up")
     one.ask(2)
+
+
+@pytest.mark.parametrize("linger_s", [0.0, 5.0])
+def test_last_messages_of_host_arrive(
+    serve: Serve, dial: Dial, monkeypatch: pytest.MonkeyPatch, linger_s: float
+) -> None:
+    """A server that is late reads all that the peer's socket has taken before it forgets the peer;
+    with a linger time a peer that ends waits until its socket has taken all."""
+    monkeypatch.setattr(dealer, "find", lambda *_: None)
+    served = serve()
+    one = dial(served.address)
+    one.expect("up")
+    one.ask(1)
+    seen: list[int] = []
+    at_end: list[int] = []
+    served.router.on(Call, lambda peer, call, frames: seen.append(call.id))
+    served.router.on_gone.append(lambda peer: at_end.append(len(seen)))
+    held, free = threading.Event(), threading.Event()
+    served.loop.call_soon(lambda: (held.set(), free.wait(20)))
+    assert held.wait(20)
+    count = 20 if linger_s else 2
+    for number in range(count):
+        assert one.send(Call(number, "echo", 0, 0, b""), [bytes(50_000)])
+    timer = threading.Timer(0.1, free.set)
+    timer.start()
+    one.loop.run(one.dealer.close, linger_s)
+    free.set()
+    until(lambda: at_end)
+    assert (seen, at_end) == (list(range(count)), [count])
+    timer.join()
+
+
+@pytest.mark.parametrize("fault", ["other user", "no listener", "other connection"])
+def test_connection_without_shortcut_uses_zeromq(
+    serve: Serve, dial: Dial, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(dealer, "find", lambda *_: None)
+    if fault == "other user":
+        other = SimpleNamespace(geteuid=lambda: os.geteuid() + 1, getpid=os.getpid)
+        monkeypatch.setattr(shortcut_module, "os", other)
+    elif fault == "no listener":
+        monkeypatch.setattr(router_module, "listen_on_host", lambda *_: None)
+    else:
+        monkeypatch.setattr(router_module, "remote_address", lambda *_: None)
+    served = serve()
+    one = dial(served.address)
+    one.expect("up")
+    one.ask(1)
+    assert [peer.shortcut for peer in served.router.peers] == [None]
 
 
 def test_proxy_prevents_shortcut(serve: Serve, dial: Dial) -> None:

@@ -84,9 +84,10 @@ from zmqdist.transport.endpoint import endpoint, split
 from zmqdist.transport.keyring_machine import JOINING
 from zmqdist.transport.loop import MORE, NOBLOCK, Loop, WatchedSocket
 from zmqdist.transport.own_address import limit_unsent, our_connections, shut_down
+from zmqdist.transport.pipe import BYTES, LoopPipe, Parts
 from zmqdist.transport.port_probe import PortProbe
 from zmqdist.transport.security import CURVE, NONE, PLAIN, ClientSecurity
-from zmqdist.transport.shortcut import Shortcut, find
+from zmqdist.transport.shortcut import Shortcut, connect_on_host, find, received
 from zmqdist.wire.headers import decode, encode, join_header, pieces_after, split_header
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 
@@ -605,8 +606,9 @@ class DealerConnection:
         self.dropped: dict[str, int] = {}
         self._loop = loop
         self._hello = hello
-        self._to_server: Shortcut | None = None
-        self._from_server: Shortcut | None = None
+        self._server_hello = hello
+        self._to_server: Shortcut | LoopPipe[bytes] | None = None
+        self._from_server: Shortcut | LoopPipe[bytes] | None = None
         self._on_up = on_up
         self._on_message = on_message
         self._on_down = on_down
@@ -645,6 +647,8 @@ class DealerConnection:
         Idempotent."""
         self._closed = True
         self.up = False
+        if linger_s and isinstance(self._to_server, LoopPipe):
+            self._to_server.flush(linger_s)
         self._connector.close(linger_s)
         self._rearm()
         # A connection that ends long before its loop must not keep what its callbacks refer to,
@@ -791,22 +795,44 @@ class DealerConnection:
                 self._drop("before the hello")
 
     def _handle_hello(self, header: bytes) -> None:
-        if self.up:
+        if self.up or self._from_server is not None:
             self._drop("second hello")
             return
         try:
-            hello = decode_hello(header, self.address)
+            hello = self._server_hello = decode_hello(header, self.address)
         except OpError as error:
             # another version, whose text names both versions, or a damaged hello
             self._refuse(error)
             return
-        self.up = True
-        if (server := find(split(self.address)[1], hello.incarnation)) is not None:
+        port, address = split(self.address)[1], self._connector.local_address
+        if (server := find(port, hello.incarnation)) is not None:
             self._from_server = Shortcut(self._loop, self._deliver)
-            self._to_server = server.shortcut_from(
-                self._hello, self._connector.local_address, self._from_server
-            )
-        self._on_up(hello)
+            self._to_server = server.shortcut_from(self._hello, address, self._from_server)
+        elif (end := connect_on_host(port, hello.incarnation)) is not None:
+            pipe = LoopPipe(self._loop, BYTES, self._deliver_piped, self._pipe_ended, end)
+            pipe.send(encode_hello(self._hello), [str(address).encode()])
+            self._from_server = pipe
+            return
+        self._begin()
+
+    def _begin(self) -> None:
+        self.up = True
+        self._on_up(self._server_hello)
+
+    def _deliver_piped(self, header: bytes, parts: Parts) -> None:
+        if self._to_server is None:  # the server's reply, that it has found this connection
+            self._to_server = self._from_server
+            self._begin()
+        else:
+            self._deliver(header, received(parts))
+
+    def _pipe_ended(self) -> None:
+        if self._to_server is None and self._from_server is not None:
+            self._from_server.close()
+            self._from_server = None
+            self._begin()
+        else:
+            self._lost()
 
     def _drop(self, reason: str) -> int:
         """Count a dropped message. Return how many were dropped for this reason before."""

@@ -70,6 +70,7 @@ from zmqdist.errors import (
     UNIMPLEMENTED,
     FailedPreconditionError,
     InvalidArgumentError,
+    OpError,
     ProtocolMismatchError,
     UnknownError,
     WireError,
@@ -109,6 +110,7 @@ from zmqdist.transport.own_address import (
     shut_down,
     unsent_bytes,
 )
+from zmqdist.transport.pipe import BYTES, LoopPipe, Parts
 from zmqdist.transport.security import (
     ADMIN,
     CURVE,
@@ -118,7 +120,7 @@ from zmqdist.transport.security import (
     role_and_key,
 )
 from zmqdist.transport.shm_pool import this_pool
-from zmqdist.transport.shortcut import Shortcut, register
+from zmqdist.transport.shortcut import Shortcut, is_own_user, listen_on_host, received, register
 from zmqdist.transport.transfers import BulkChannel
 from zmqdist.wire.headers import decode, encode, split_header
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
@@ -150,7 +152,8 @@ class Peer:
       fault_logged: whether a wrong message of this peer was logged. Then the router only counts
         further wrong messages.
       refusals: number of Refused messages that the router sent to the peer.
-      shortcut: the way to the peer in this process; None if the peer is in another process.
+      shortcut: the way to the peer in this process or on this host that does not pass ZeroMQ, if
+        there is one.
       ignored: whether the router drops all further messages of the peer.
     """
 
@@ -187,7 +190,7 @@ class Peer:
         self.fault_logged = False
         self.refusals = 0
         self.ignored = False
-        self.shortcut: Shortcut | None = None
+        self.shortcut: Shortcut | LoopPipe[bytes] | None = None
 
     def __repr__(self) -> str:
         return f"Peer({self.name!r}, {self.role}{', gone' if self.gone else ''})"
@@ -297,6 +300,10 @@ class Router:
         unless the security policy has a `judge`."""
         self._numbers = itertools.count()
         self._gone_unread: list[Peer] = []
+        self._listeners: list[sockets.socket] = []
+        """The Unix sockets to which processes of this host connect for a shortcut."""
+        self._pipes: dict[Peer, LoopPipe[bytes]] = {}
+        """The pipes of peers that have such a shortcut."""
         self._closed = False
         self._port = 0
         self._turn_budget = 0
@@ -351,6 +358,11 @@ class Router:
         for peer in self._peers.values():
             if peer.bulk is not None:
                 peer.bulk.connection_lost()
+        for listener in tuple(self._listeners):
+            self._close_listener(listener)
+        for pipe in self._pipes.values():
+            pipe.flush(LINGER_S)
+            pipe.close()
         self._socket.disable_monitor()
         for socket in (self._monitor, self._socket):
             self._loop.remove_socket(socket)
@@ -418,7 +430,9 @@ class Router:
         takes it, so nothing is left there if nothing is unsent for a while.
         """
         return sum(
-            unsent_bytes(peer.fd) + (peer.bulk.undelivered if peer.bulk else 0)
+            unsent_bytes(peer.fd)
+            + (peer.bulk.undelivered if peer.bulk else 0)
+            + (self._pipes[peer].unsent_bytes if peer in self._pipes else 0)
             for peer in self.peers
             if port in (0, peer.port)
         )
@@ -445,7 +459,13 @@ class Router:
         assert isinstance(bound, bytes)
         self._port = split(bound.rstrip(b"\0").decode().removeprefix("tcp://"))[1]
         our_ports[self._port] += 1
-        register(self, self._port, self._hello_fields.incarnation)
+        incarnation = self._hello_fields.incarnation
+        register(self, self._port, incarnation)
+        has_keys = self._security.mechanism == CURVE
+        listener = None if has_keys else listen_on_host(self._port, incarnation)
+        if listener is not None:
+            self._listeners.append(listener)
+            self._loop.add_fd(listener.fileno(), partial(self._accept, listener))
         return self._port
 
     # -- out ---------------------------------------------------------------------------------------
@@ -637,22 +657,58 @@ class Router:
         local address. `back` is the shortcut in the other direction. Any thread may call this."""
         peer: Peer | None = None
 
-        def deliver(header: bytes, frames: list[memoryview]) -> None:
+        def deliver(header: bytes, frames: list[memoryview] | None) -> None:
             nonlocal peer
             if peer is None:
-                # the last one, because an equal one that has ended may have had the same descriptor
-                peers = (
-                    p
-                    for p in reversed(self.peers)
-                    if p.hello == hello and remote_address(p.fd) == address
-                )
-                peer = next(peers, None)
+                peer = self._peer_at(hello, str(address).encode())
                 if peer is not None:
                     peer.shortcut = back
             if peer is not None and peer.routing_id in self._peers:
                 self._deliver(peer, header, frames)
 
         return Shortcut(self._loop, deliver)
+
+    def _peer_at(self, hello: Hello, address: bytes) -> Peer | None:
+        # the last one, because an equal one that has ended may have had the same descriptor
+        for peer in reversed(self.peers):
+            if peer.hello == hello and str(remote_address(peer.fd)).encode() == address:
+                return peer
+        return None
+
+    def _accept(self, listener: sockets.socket) -> None:
+        """Accept the Unix socket of another process of this host, and find its connection."""
+        try:
+            end, _ = listener.accept()
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor is left: the others have no shortcut
+            self._close_listener(listener)
+            return
+        if is_own_user(end):
+            peer: Peer | None = None
+
+            def deliver(header: bytes, parts: Parts) -> None:
+                nonlocal peer
+                frames = received(parts)
+                if peer is not None:
+                    if peer.routing_id in self._peers:
+                        self._deliver(peer, header, frames)
+                    return
+                with contextlib.suppress(OpError):
+                    hello = decode_hello(header, "a process of this host")
+                    peer = self._peer_at(hello, bytes(frames[0]) if frames else b"")
+                if peer is None:
+                    pipe.close()
+                else:
+                    pipe.send(self._hello)
+                    peer.shortcut = self._pipes[peer] = pipe
+
+            pipe = LoopPipe(self._loop, BYTES, deliver, lambda: pipe.close(), end)
+
+    def _close_listener(self, listener: sockets.socket) -> None:
+        self._listeners.remove(listener)
+        self._loop.remove_fd(listener.fileno())
+        listener.close()
 
     def _add_peer(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
         """Add the peer of a new connection, whose first message has arrived."""
@@ -860,6 +916,9 @@ class Router:
             return
         going, self._gone_unread = self._gone_unread, []
         for peer in going:
+            if (pipe := self._pipes.pop(peer, None)) is not None:
+                pipe.drain()
+                pipe.close()
             self._peers.pop(peer.routing_id, None)
             if peer.bulk is not None:
                 peer.bulk.connection_lost()

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from zmqdist.addresses import join_address
 from zmqdist.errors import OpError, describe_exit
 from zmqdist.process.bound_children import BoundChild, BoundChildren
-from zmqdist.process.pipe import LoopPipe, Parts
 from zmqdist.process.zygote import SILENT
 from zmqdist.scheduling.worker import actor_main
 from zmqdist.scheduling.worker.actor_main import (
@@ -42,6 +41,7 @@ from zmqdist.task_context import Worker
 from zmqdist.transport.endpoint import split
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.own_address import listen
+from zmqdist.transport.pipe import LoopPipe, Parts
 
 log = logging.getLogger("zmqdist.scheduling")
 

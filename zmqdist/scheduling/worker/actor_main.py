@@ -19,7 +19,6 @@ import msgspec
 
 from zmqdist import task_context
 from zmqdist.messages import ActorSpec, FailureFacts
-from zmqdist.process.pipe import BlockingPipe, PipeCodec
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.shared import actor_class, own_cluster, remote_results
 from zmqdist.scheduling.shared.store import BulkStore, Fetcher
@@ -28,6 +27,7 @@ from zmqdist.scheduling.worker.function_call import make_object
 from zmqdist.scheduling.worker.run_figures import TABLE_BYTES, CallRun, RunTable
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.pipe import BlockingPipe, PipeCodec
 from zmqdist.transport.router import Router
 from zmqdist.wire.hello import our_hello
 

@@ -35,7 +35,6 @@ from zmqdist.futures import Future
 from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.messages import BULK, ERROR, KEPT
 from zmqdist.platforms import register_at_fork
-from zmqdist.process.pipe import BlockingPipe, PipeCodec
 from zmqdist.scheduling.shared import own_cluster, remote_results, resources
 from zmqdist.scheduling.shared.store import HolderClients
 from zmqdist.scheduling.worker.function_call import Functions, failure, last_failure, run
@@ -43,6 +42,7 @@ from zmqdist.scheduling.worker.run_figures import BEGAN, TABLE_BYTES, Failure, R
 from zmqdist.scheduling.worker.worker_cache import SlotFetcher
 from zmqdist.scheduling.worker.worker_events import NOT_RUN
 from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.pipe import BlockingPipe, PipeCodec
 from zmqdist.transport.shm_pool import Handle, Offer, ShmPool, this_pool
 from zmqdist.wire import results
 

@@ -24,7 +24,6 @@ from zmqdist.cluster.resolvers.devices import CUDA
 from zmqdist.errors import OpError, ResourceExhaustedError, UnavailableError, describe_exit
 from zmqdist.messages import BULK, ERROR
 from zmqdist.process.bound_children import BoundChild, BoundChildren
-from zmqdist.process.pipe import LoopPipe, Parts
 from zmqdist.process.zygote import SILENT
 from zmqdist.scheduling.worker import slot_main
 from zmqdist.scheduling.worker.run_figures import TABLE_BYTES, RunReader, new_table
@@ -69,6 +68,7 @@ from zmqdist.scheduling.worker.worker_reports import OVER_MEMORY, SlotAtWork, Wo
 from zmqdist.task_context import Worker
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.memory_limits import is_alive, oom_kills, private_bytes
+from zmqdist.transport.pipe import LoopPipe, Parts
 from zmqdist.transport.shm_pool import FROZEN, Block, Handle, PeerPool, open_peer, this_pool
 from zmqdist.wire import results
 

@@ -23,7 +23,7 @@ from zmqdist import clock as time
 from zmqdist import errors
 from zmqdist.clock import deadline, seconds
 from zmqdist.limits import WAIT_LOG_S
-from zmqdist.process.pipe import BlockingPipe, PipeCodec
+from zmqdist.transport.pipe import BlockingPipe, PipeCodec
 
 log = logging.getLogger("zmqdist.testing")
 

@@ -25,8 +25,8 @@ import traceback
 from typing import Any
 
 from zmqdist.errors import OpError
-from zmqdist.process.pipe import BlockingPipe, Parts
 from zmqdist.testing.runner.barrier import TASK_CODEC, Barrier, TaskPipe, set_barrier
+from zmqdist.transport.pipe import BlockingPipe, Parts
 from zmqdist.wire import trusted
 
 

@@ -21,8 +21,8 @@ from zmqdist.cluster.resolvers.devices import CUDA, gpus
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import OpError, describe_exit
 from zmqdist.launch.children import Child, Children
-from zmqdist.process.pipe import BlockingPipe, Parts
 from zmqdist.testing.runner.barrier import TASK_CODEC, BarrierGate, Task, TaskPipe, named
+from zmqdist.transport.pipe import BlockingPipe, Parts
 from zmqdist.wire import trusted
 
 PREFIX_CHARS = 14

@@ -29,7 +29,6 @@ from zmqdist.clock import duration, seconds
 from zmqdist.cluster.environment import TF_CONFIG_ENV, variable
 from zmqdist.errors import describe_exit
 from zmqdist.field_types import checked
-from zmqdist.process.pipe import BlockingPipe
 from zmqdist.testing.runner.barrier import TASK_CODEC, Barrier, Task, named, set_barrier
 from zmqdist.testing.runner.process_pool import (
     MultiProcessRunnerResult,
@@ -42,6 +41,7 @@ from zmqdist.testing.runner.process_pool import (
     checked_cluster,
     stream_line,
 )
+from zmqdist.transport.pipe import BlockingPipe
 
 log = logging.getLogger("zmqdist.testing")
 

@@ -28,12 +28,12 @@ from zmqdist.data.service.split_requests import call_until_answered
 from zmqdist.data.service.task_errors import describe_exit
 from zmqdist.errors import UNKNOWN
 from zmqdist.process.bound_children import SpawnChild
-from zmqdist.process.pipe import BYTES, BlockingPipe, LoopPipe, Parts
 from zmqdist.process.zygote import SILENT
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.handler_errors import code_and_message
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.pipe import BYTES, BlockingPipe, LoopPipe, Parts
 
 log = logging.getLogger("zmqdist.data.snapshots")
 

@@ -48,11 +48,11 @@ from zmqdist.data.service.worker.task_runner import Runner
 from zmqdist.data.service.worker.task_threads import TaskThreads
 from zmqdist.data.service.worker.tasks_machine import WorkerTask, WorkerTaskState
 from zmqdist.errors import OpError, from_code
-from zmqdist.process.pipe import BYTES, BlockingPipe
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import split
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.pipe import BYTES, BlockingPipe
 from zmqdist.transport.router import Router
 from zmqdist.wire.hello import our_hello
 

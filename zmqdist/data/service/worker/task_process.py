@@ -81,11 +81,11 @@ from zmqdist.data.service.worker.tasks_machine import WorkerTask, WorkerTaskStat
 from zmqdist.errors import OpError, UnknownError
 from zmqdist.limits import TASK_PROCESSES_PER_CORE
 from zmqdist.process.bound_children import SpawnChild
-from zmqdist.process.pipe import BYTES, LoopPipe, Parts
 from zmqdist.process.zygote import SILENT
 from zmqdist.transport.endpoint import DTS_PORT, split
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.own_address import listen
+from zmqdist.transport.pipe import BYTES, LoopPipe, Parts
 
 log = logging.getLogger("zmqdist.data")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 
 from tests.transport.helpers import until
 from zmqdist.errors import ResourceExhaustedError
-from zmqdist.process import pipe as pipe_module
-from zmqdist.process.pipe import (
+from zmqdist.transport import pipe as pipe_module
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.pipe import (
     BYTES,
     RECEIVE_BYTES,
     BlockingPipe,
@@ -27,7 +29,6 @@ from zmqdist.process.pipe import (
     PipeCodec,
     frame,
 )
-from zmqdist.transport.loop import Loop
 
 MIB = 2**20
 
@@ -265,3 +266,39 @@ def test_pipe_closed_by_message_receives_no_more(loop: Loop, child_of: Any) -> N
     loop.run(parent.drain)
     assert heard == [b"go", b"stop"]
     assert loop.faults == 0
+
+
+def test_queued_parts_have_values_of_send(loop: Loop, child_of: Any) -> None:
+    """The sender may write to its parts as soon as `send` has returned, also while the other end
+    does not read, and all messages arrive in order."""
+    parent, child = child_of()
+    part = bytearray(300_000)
+    for number in range(4):
+        part[:] = bytes([number]) * len(part)
+        assert loop.run(parent.send, b"%d" % number, [part, b""])
+    part[:] = b"x" * len(part)
+    assert loop.run(lambda: parent.unsent_bytes) > 0
+    for number in range(4):
+        message, parts = child.receive()
+        assert (message, parts) == (b"%d" % number, [bytes([number]) * len(part), b""])
+    until(lambda: not loop.run(lambda: parent.unsent_bytes))
+
+
+def test_flush_waits_for_reader(loop: Loop, child_of: Any) -> None:
+    parent, child = child_of()
+    assert loop.run(parent.send, b"large", [bytes(MIB)])
+    reader = threading.Timer(0.05, child.receive)
+    reader.start()
+    loop.run(parent.flush, 20.0)
+    assert parent.unsent_bytes == 0
+    reader.join(20)
+
+
+def test_send_after_end_of_reader_fails(loop: Loop) -> None:
+    ended = threading.Event()
+    ours, theirs = socket.socketpair()
+    pipe = loop.run(lambda: LoopPipe(loop, BYTES, lambda *_: None, ended.set, ours))
+    theirs.close()
+    assert ended.wait(20)
+    assert not loop.run(pipe.send, b"late")
+    loop.run(pipe.close)

@@ -1,4 +1,5 @@
-"""Messages between a process and its child processes, over a socket pair.
+"""Messages between a process and its child processes, over a socket pair, or between processes of
+one user and host (shortcut.py).
 
 A frame is `[bytes of the message: u32][number of parts: u32][bytes of a part:
 u64]*[message][part]*`. A codec encodes and decodes the message. The parts are buffers, and are sent
@@ -16,8 +17,8 @@ There are two classes, with the same frames, because threads wait for messages i
 child, or in a parent that has one thread for each child. `LoopPipe` is for a parent whose loop
 thread serves thousands of children, and never waits.
 
-The format has no version and the reader trusts its input, because only a process and its own
-children use a pipe.
+The format has no version and the reader trusts its input, because only processes of one user use
+a pipe.
 """
 
 from __future__ import annotations
@@ -240,24 +241,34 @@ class BlockingPipe(Generic[M]):
 
 
 class LoopPipe(Generic[M]):
-    """The parent's end of a pipe. Only the loop thread uses it.
+    """An end of a pipe that a loop owns. Only the loop thread uses it.
 
     Args:
-      on_message: a function that is called with each message and its parts. The pipe does not
-        report the end of the child, because the zygote reports it to the code that has ordered the
-        child.
+      on_message: a function that is called with each message and its parts.
+      on_end: a function that is called when the other end is closed. For a child it does nothing,
+        because the zygote reports the child's end to the code that has ordered it.
+      own: this end; by default the pipe makes a pair, and keeps the child's end as `theirs`.
 
     Attributes:
-      theirs: the file descriptor of the child's end. `BoundChildren` sends this descriptor to the
-        zygote, and then closes it here.
+      theirs: the file descriptor of the child's end; -1 if there is no child. `BoundChildren` sends
+        this descriptor to the zygote, and then closes it here.
     """
 
     def __init__(
-        self, loop: Loop, codec: PipeCodec[M], on_message: Callable[[M, Parts], object]
+        self,
+        loop: Loop,
+        codec: PipeCodec[M],
+        on_message: Callable[[M, Parts], object],
+        on_end: Callable[[], object] = lambda: None,
+        own: socket.socket | None = None,
     ) -> None:
-        self._socket, theirs = socket.socketpair()
+        self.theirs = -1
+        if own is None:
+            own, theirs = socket.socketpair()
+            self.theirs = theirs.detach()
+        self._socket = own
         self._socket.setblocking(False)
-        self.theirs = theirs.detach()
+        self._on_end = on_end
         self._loop = loop
         self._codec = codec
         self._on_message = on_message
@@ -269,14 +280,33 @@ class LoopPipe(Generic[M]):
         written."""
         loop.add_fd(self._socket.fileno(), self._read, self._write)
 
-    def send(self, message: M) -> None:
-        """Send a message, or queue it if the socket has no room. If the child has ended, this does
-        nothing."""
+    @property
+    def unsent_bytes(self) -> int:
+        """The bytes for which the socket has had no room."""
+        return sum(map(len, self._out))
+
+    def send(self, message: M, parts: Sequence[Any] = ()) -> bool:
+        """Send a message, or queue a copy if the socket has no room. Return False if the other end
+        is closed."""
         if self._finished or self._ending:
-            return
-        self._out.append(memoryview(frame(self._codec.encode(message))))
-        if not self._blocked:
-            self._write()
+            return False
+        self._out.append(memoryview(frame(self._codec.encode(message), parts)))
+        if self._blocked:
+            self._out.extend(memoryview(bytes(part)) for part in parts)
+            return True
+        self._out.extend(memoryview(part).cast("B") for part in parts)
+        self._write()
+        if parts and self._out:
+            self._out = deque(memoryview(bytes(rest)) for rest in self._out)
+        return True
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait at most so long until the queued messages are sent."""
+        if self._out:
+            self._socket.settimeout(timeout_s)
+            with contextlib.suppress(OSError):  # the other end is closed, or reads too slowly
+                self._socket.sendall(b"".join(self._out))
+            self._out.clear()
 
     def end(self) -> bool:
         """Close the sending direction after the queued messages are sent, so that `receive` in the
@@ -345,6 +375,7 @@ class LoopPipe(Generic[M]):
             self._finished = True
             self._out.clear()
             self._loop.remove_fd(self._socket.fileno())
+            self._on_end()
             return 0
         for message, parts in self._frames.received(count):
             self._on_message(message, parts)
