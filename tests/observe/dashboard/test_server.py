@@ -175,9 +175,15 @@ def test_new_page_gets_a_bounded_number_of_events(visitor: Visitor, made_up: Mad
 
 def test_slow_page_skips_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "POLL_S", 0.0)
+    listen = socket.socket.listen
+
+    def listen_with_small_buffers(listener: socket.socket, backlog: int) -> None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        listen(listener, backlog)
+
+    monkeypatch.setattr(socket.socket, "listen", listen_with_small_buffers)
     made_up = MadeUp(workers=200)
     with Dashboard(made_up.call) as dashboard:
-        dashboard._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         visitor = Visitor(dashboard.url)
         with visitor.stream(visitor.token(), buffer_bytes=4096) as messages:
             before = next(messages)["facts"]["at"]
