@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import zmq
 
 from benchmarks.roles import processor_s, role
-from zmqdist.limits import WORKER_HEARTBEAT_IVL_S
+from zmqdist.limits import HEARTBEAT_SERVER_S
 from zmqdist.messages import Beat, Register, Registered
 from zmqdist.scheduling.dispatcher.membership_and_leases import IDLE_BEAT_S_PER_WORKER
 from zmqdist.transport.credentials import Credentials
@@ -95,7 +95,7 @@ def main() -> None:
 
 def _connected(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
     socket = context.socket(zmq.DEALER)
-    configure(socket, WORKER_HEARTBEAT_IVL_S)
+    configure(socket, HEARTBEAT_SERVER_S)
     Credentials(None, None, False).client(address, "worker").apply(socket, address)
     socket.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
     socket.connect(endpoint(address))

@@ -449,19 +449,16 @@ HEARTBEAT_IVL_S: Final = 0.3
 """Seconds between ZeroMQ's own PINGs from the side that connects; libzmq sends them outside the
 GIL."""
 
-WORKER_HEARTBEAT_IVL_S: Final = 1.0
-"""The same from a worker to its dispatcher, which may have thousands of workers. For it a frozen
-worker is noticed 0.7 s later than another peer."""
+HEARTBEAT_SERVER_S: Final = 4.0
+"""Seconds between two PINGs of the side that accepted the connection, and of a worker to its
+dispatcher, which may have thousands of workers. The first cannot leave it to a time-out that the
+PINGs of its peer announce (`ZMQ_HEARTBEAT_TTL`): libzmq forgets it at the peer's next message, until
+the next PING.
+"""
 
 HEARTBEAT_TIMEOUT_S: Final = 2.0
 """Seconds without a reply to a PING after which libzmq closes the connection. No frame may take
 longer to transmit."""
-
-HEARTBEAT_SERVER_S: Final = 4.0
-"""Seconds between two PINGs of the side that accepted the connection, and seconds for the reply.
-This side sends PINGs, too, because it would otherwise never notice a peer that is suspended before
-its first PING has announced a time-out.
-"""
 
 WAIT_LOG_S: Final = 10.0
 """Seconds between two log lines of a wait without a deadline. The line names the peer for which the

@@ -20,10 +20,7 @@ Connector: the attempts to connect, their back-off, and the meaning of the monit
     each attempt (security.py). Each attempt looks a host name up again, so that the client finds a
     server that has returned at another address. The attempts for a name use IPv4 and IPv6 in turn,
     because the name may have only one kind of address, and the server may listen on only one kind.
-    Heartbeats are ZeroMQ's own, and this side sends most of them. The heartbeats begin
-    HEARTBEAT_IVL_S after the handshake, and the first heartbeat tells the server how long to wait
-    for the next. If the client's process is stopped before the first heartbeat, only the server's
-    own, rarer heartbeats show the server that the client is silent.
+    Heartbeats are ZeroMQ's own, from both sides, the server's rarer: it has more connections.
 
     A connector starts no thread, and waits for nothing but the look-up of a host name before a
     probe. The owner's threads use it one at a time. The owner
@@ -549,8 +546,6 @@ def configure(socket: zmq.Socket[bytes], heartbeat_s: float = HEARTBEAT_IVL_S) -
     """Set the options that all connecting sockets have in common. `ClientSecurity.apply` sets the
     security options. `heartbeat_s` is the interval of ZeroMQ's heartbeats."""
     socket.set_hwm(0)
-    # the server bears with a heartbeat that is late by the same time, whatever the interval
-    ttl_s = HEARTBEAT_TIMEOUT_S - HEARTBEAT_IVL_S + heartbeat_s
     options = {
         zmq.LINGER: 0,
         zmq.MAXMSGSIZE: FRAME_BYTES_MAX,
@@ -559,7 +554,6 @@ def configure(socket: zmq.Socket[bytes], heartbeat_s: float = HEARTBEAT_IVL_S) -
         zmq.HANDSHAKE_IVL: round(HANDSHAKE_S * 1000),
         zmq.HEARTBEAT_IVL: round(heartbeat_s * 1000),
         zmq.HEARTBEAT_TIMEOUT: round(HEARTBEAT_TIMEOUT_S * 1000),
-        zmq.HEARTBEAT_TTL: round(ttl_s * 1000),
         zmq.CONNECT_TIMEOUT: round(CONNECT_S * 1000),
     }
     for option, value in options.items():

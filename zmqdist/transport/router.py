@@ -81,6 +81,7 @@ from zmqdist.limits import (
     HANDSHAKE_S,
     HEADER_PIECE_BYTES,
     HEARTBEAT_SERVER_S,
+    HEARTBEAT_TIMEOUT_S,
     MESSAGES_PER_WAKE_MAX,
     PEERS_MAX,
 )
@@ -333,6 +334,7 @@ class Router:
             zmq.BACKLOG: BACKLOG,
             zmq.HANDSHAKE_IVL: round(HANDSHAKE_S * 1000),
             zmq.HEARTBEAT_IVL: round(HEARTBEAT_SERVER_S * 1000),
+            zmq.HEARTBEAT_TIMEOUT: round(HEARTBEAT_TIMEOUT_S * 1000),
         }
         for option, value in options.items():
             socket.setsockopt(option, value)

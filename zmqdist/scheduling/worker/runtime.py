@@ -206,7 +206,7 @@ class WorkerRuntime(Generic[P]):
                 on_message=self._handle_message,
                 on_down=self._down,
                 on_refused=self._refused,
-                heartbeat_s=limits.WORKER_HEARTBEAT_IVL_S,
+                heartbeat_s=limits.HEARTBEAT_SERVER_S,
             )
             self._calls = LoopClient(self._dealer)
             self._inside = Inside(loop, self._dealer.send, self._children)
