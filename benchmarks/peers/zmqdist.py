@@ -128,12 +128,10 @@ class Zmqdist(System):
 
     @cached_property
     def _coordinator(self) -> Any:
-        from zmqdist import local_cluster
-        from zmqdist.coordinator import ClusterCoordinator
+        import zmqdist as zd
 
-        return self.stack.enter_context(
-            ClusterCoordinator(self.stack.enter_context(local_cluster(workers=2)))
-        )
+        cluster = self.stack.enter_context(zd.local_cluster(workers=2))
+        return self.stack.enter_context(cluster.coordinator())
 
     def actors(self, count: int, window: int) -> list[float]:
         call, gather = self._actor.echo, self._coordinator.gather

@@ -31,20 +31,17 @@ from zmqdist.files import fill_standard_streams
 from zmqdist.html_repr import HtmlRows, html_repr
 from zmqdist.launch.children import Child, Children, check_descriptors
 from zmqdist.launch.connection import Cluster, check_count, client_of, serve_dashboard
-from zmqdist.launch.folders import RunFolder
-from zmqdist.launch.ports import Reserved, bound_socket
-from zmqdist.launch.roles import TaskConfig
+from zmqdist.lazy_names import without_collection
 from zmqdist.process import zygote_client
 from zmqdist.scheduling.shared.config import DispatcherConfig, WorkerConfig
-from zmqdist.transport import keys
 from zmqdist.transport.credentials import Credentials, own_clusters
-from zmqdist.transport.own_address import bindable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from zmqdist.cluster.spec import ClusterSpec
     from zmqdist.launch.log_follower import LogFollower
+    from zmqdist.launch.roles import TaskConfig
     from zmqdist.scheduling.shared.option_types import DispatcherOptions
     from zmqdist.servers.dispatch_server import DispatchServer
     from zmqdist.servers.worker_server import WorkerServer
@@ -167,10 +164,22 @@ class local_cluster(Cluster):
             "nested_slots_max": nested_slots_max,
         }
         WorkerConfig("127.0.0.1:1", processes=processes, **self._worker_options)
-        config = dataclasses.replace(config, host=bindable(config.host))
         fill_standard_streams()
         check_descriptors("a local_cluster", workers + ps if processes else 0)
         check_threads()
+        threads = thread_variables(None, workers * slots, os.environ)
+        if processes and (workers or ps):
+            kind = "WorkerConfig" if workers else "TaskConfig"
+            zygote_client.prepare(
+                "zmqdist.launch.roles", "-1", kind, environment={**os.environ, **threads}
+            )
+        with without_collection():  # imported here, while the zygote imports its own modules
+            from zmqdist.launch.folders import RunFolder
+            from zmqdist.launch.ports import Reserved, bound_socket
+            from zmqdist.servers.dispatch_server import DispatchServer
+            from zmqdist.transport import keys
+            from zmqdist.transport.own_address import bindable
+        config = dataclasses.replace(config, host=bindable(config.host))
         with contextlib.ExitStack() as undo:
             hint = "; port 0 takes a free one"
             self._listener = undo.enter_context(bound_socket(config.host, config.port, hint))
@@ -204,17 +213,8 @@ class local_cluster(Cluster):
         own_clusters[self._address] = self.credentials
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
-        self._variables = {
-            **self.credentials.variables(),
-            **thread_variables(None, workers * slots, os.environ),
-        }
+        self._variables = {**self.credentials.variables(), **threads}
         try:
-            if processes and (workers or ps):
-                kind = "WorkerConfig" if workers else "TaskConfig"
-                environment = {**os.environ, **self._variables}
-                zygote_client.prepare("zmqdist.launch.roles", "-1", kind, environment=environment)
-            from zmqdist.servers.dispatch_server import DispatchServer
-
             config = dataclasses.replace(config, token_file=self.credentials.token_file)
             self._dispatcher = DispatchServer(config, listener=self._listener.detach())
             if dashboard:
@@ -226,7 +226,11 @@ class local_cluster(Cluster):
 
                 self._follower = LogFollower(client_of(self._address, self.credentials), since=0)
             if processes:
-                self._wait_for(self._start_processes(workers, range(ps)))
+                children = self._start_processes(workers, range(ps))
+                with without_collection():  # the program soon needs it, and the workers start
+                    import zmqdist.scheduling.coordinator.coordinator  # noqa: F401
+
+                self._wait_for(children)
             else:
                 self._start_threads(workers)
         except BaseException:
@@ -509,6 +513,8 @@ class local_cluster(Cluster):
         )
 
     def _ps(self, index: int) -> TaskConfig:
+        from zmqdist.launch.roles import TaskConfig
+
         return TaskConfig(
             {"ps": dict(enumerate(self.ps))}, "ps", index, token_file=self.credentials.token_file
         )

@@ -43,7 +43,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -65,8 +65,6 @@ from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.data.service.dispatcher.store import DatasetStore
 from zmqdist.data.service.snapshots.service import SnapshotService
 from zmqdist.data.service.validation import checked
-from zmqdist.data.splits import PortionRules, portion_rules, split_providers
-from zmqdist.data.tree import Tree
 from zmqdist.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -79,6 +77,10 @@ from zmqdist.events import Ticked
 from zmqdist.limits import CONSUMERS_MAX, JOURNAL_RECORDS_MAX
 from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.transport.loop import Loop
+
+if TYPE_CHECKING:
+    from zmqdist.data.splits import PortionRules
+    from zmqdist.data.tree import Tree
 
 log = logging.getLogger("zmqdist.data")
 
@@ -478,7 +480,7 @@ class DataDispatcher:
         if terms.mode == r.DYNAMIC:
             sources = self._parsed(self._sources, fingerprint, _source_counts)
         if terms.portioned:
-            grain = self._parsed(self._grains, fingerprint, portion_rules)
+            grain = self._parsed(self._grains, fingerprint, _portion_rules)
         unnamed = f"anonymous_job_{self.machine.state.next_job}_{secrets.token_hex(4)}"
         event = ev.OpenRequest(
             call,
@@ -518,7 +520,15 @@ def _dataset(description: str) -> Tree:
     return deserialize(description)
 
 
+def _portion_rules(dataset: Tree) -> PortionRules:
+    from zmqdist.data.splits import portion_rules
+
+    return portion_rules(dataset)
+
+
 def _source_counts(dataset: Tree) -> tuple[int, ...]:
+    from zmqdist.data.splits import split_providers
+
     return tuple(provider.count for provider in split_providers(dataset))
 
 

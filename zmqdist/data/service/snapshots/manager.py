@@ -21,7 +21,6 @@ from typing import Any
 from zmqdist.data import snapshot_layout, storage
 from zmqdist.data.chunks import spec_from_json, spec_to_json
 from zmqdist.data.constants import INFINITE_CARDINALITY
-from zmqdist.data.ops.snapshots import checked_compression
 from zmqdist.data.service.snapshots.machine import (
     OwnerChanged,
     PositionRun,
@@ -34,7 +33,6 @@ from zmqdist.data.service.snapshots.machine import (
     StreamState,
     begin_order,
 )
-from zmqdist.data.splits import split_providers
 from zmqdist.data.structure import invalid
 from zmqdist.errors import (
     AlreadyExistsError,
@@ -86,10 +84,13 @@ class SnapshotFolder:
             FailedPreconditionError: the file system has no atomic rename. UnimplementedError: a
             source cannot be split.
         """
+        # imported here, as in dispatcher/runtime.py
+        from zmqdist.data.dataset import deserialize
+        from zmqdist.data.ops.snapshots import checked_compression
+        from zmqdist.data.splits import split_providers
+
         pressed = checked_compression(compression)
         spec_to_json(spec_from_json(spec))
-        from zmqdist.data.dataset import deserialize  # as in dispatcher/runtime.py
-
         tree = deserialize(dataset)
         if tree.cardinality() == INFINITE_CARDINALITY:
             raise invalid("Saving an infinite dataset is not allowed")
