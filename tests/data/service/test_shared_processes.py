@@ -57,8 +57,10 @@ class FakeChild:
         self.killed = False
 
     def read_orders(self) -> int:
-        """Read the orders up to the end of the socket, and return their number."""
+        """Read the first message, which has no descriptors, and the orders up to the end of the
+        socket. Return the number of orders."""
         number = 0
+        self.orders.recv(1 << 16)
         while descriptors := socket.recv_fds(self.orders, 1, 3)[1]:
             number += 1
             for descriptor in descriptors:
@@ -87,6 +89,7 @@ class FakeProcesses:
         self.tasks = TaskProcesses(self.loop, self._spawn, "127.0.0.1", "127.0.0.1:1", 1, 1.0)
         self.tasks.address = "127.0.0.1:2"
         self.tasks.processes_max = processes_max
+        self.tasks.keeps_spare = False
         self.tasks.crashed = self._crashed
         self.reports: list[tuple[int, str]] = []
         self.confirm: list[Any] = []

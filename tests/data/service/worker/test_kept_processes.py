@@ -76,6 +76,38 @@ def test_kept_process_ends_after_its_time(
     assert fakes.children[0].read_orders() == 1
 
 
+@pytest.fixture
+def spared(fakes: FakeProcesses, monkeypatch: pytest.MonkeyPatch) -> FakeProcesses:
+    """A worker that runs a task and has a spare process."""
+    monkeypatch.setattr(task_process, "SPARE_S", 0.0)
+    fakes.tasks.keeps_spare = True
+    fakes.begin(4000)
+    until(lambda: len(fakes.children) == 2, "a spare process")
+    return fakes
+
+
+def test_next_task_runs_in_spare_process(spared: FakeProcesses) -> None:
+    spared.begin(4001)
+    until(lambda: len(spared.children) == 3, "the next spare process")
+    assert spared.running() == [1, 1, 0]
+
+
+def test_dead_spare_process_gets_no_task(spared: FakeProcesses) -> None:
+    spared.loop.run(spared.exits[1], -9)
+    assert spared.running() == [1]
+    spared.begin(4001)
+    assert spared.running()[:2] == [1, 1]
+
+
+def test_leaving_worker_ends_spare_process(spared: FakeProcesses) -> None:
+    spared.loop.run(spared.tasks.leave)
+    assert spared.children[1].read_orders() == 0
+    spared.loop.run(spared.exits[1], 0)
+    spared.begin(4001)
+    assert spared.running() == [1, 1]
+    assert len(spared.children) == 3
+
+
 @pytest.mark.processes("data service")
 def test_new_iterators_of_a_dataset_share_processes() -> None:
     seen: set[int] = set()

@@ -5,8 +5,8 @@ The worker's zygote forks this process. The process has a loop, and a router on 
 sockets that the worker has opened for the tasks, so that it sends elements directly to the readers.
 It requests positions from the dispatcher. Most processes run one task. This process shares with the
 worker:
-    a socket for orders  The worker orders each task, and closes the socket when it has dropped all
-                         tasks of the process. An order has two descriptors: the pipe of the task,
+    a socket for orders  The worker sends Surroundings first. Then it orders each task, and closes the
+                         socket when it has dropped all tasks of the process. An order has two descriptors: the pipe of the task,
                          and the socket at which readers of the task connect.
     a pipe per task      The worker sends Begin first, later perhaps HAND_BACK or REFUSE, and closes the pipe when it drops the task. This
                          process sends the task's figures, FINISHED when readers have taken the last element, and ANSWERED when, after
@@ -40,6 +40,7 @@ from zmqdist.data.service.worker.task_orders import (
     REFUSE,
     ROWS_BYTES,
     Begin,
+    Surroundings,
     progress_of_replies,
     row,
     tasks_ended,
@@ -58,6 +59,9 @@ from zmqdist.wire.hello import our_hello
 
 ORDER_DESCRIPTORS: Final = 2
 """The number of file descriptors of an order: the pipe and the listening socket of a task."""
+
+SURROUNDINGS_BYTES_MAX: Final = 1 << 16
+"""The size of the buffer for the worker's first message."""
 
 FIGURES_S: Final = 1.0
 """Seconds between two reports of the process's figures to the worker."""
@@ -84,7 +88,9 @@ def main(orders_fd: int, memory_fd: int) -> None:
     _keep_freed_memory()
     orders = socket.socket(fileno=orders_fd)
     memory = mmap.mmap(memory_fd, ROWS_BYTES)
-    process: _Process | None = None
+    surroundings = msgspec.msgpack.decode(orders.recv(SURROUNDINGS_BYTES_MAX), type=Surroundings)
+    # made before the first order, because a spare process is to be ready
+    process = _Process(surroundings, tasks_ended(memory))
     while descriptors := socket.recv_fds(orders, 1, ORDER_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)[1]:
         pipe, listener = BlockingPipe(descriptors[0], BYTES), descriptors[1]
         try:
@@ -93,10 +99,8 @@ def main(orders_fd: int, memory_fd: int) -> None:
             pipe.close()
             os.close(listener)
             continue
-        process = process or _Process(begin, tasks_ended(memory))
         process.begin(begin, pipe, row(memory, begin.row), listener)
-    if process is not None:
-        process.stop(progress_of_replies(memory))
+    process.stop(progress_of_replies(memory))
     os._exit(0)
 
 
@@ -104,35 +108,35 @@ class _Process:
     """What the tasks of this process share: a loop, a router, and the TaskThreads.
 
     Args:
-      begin: the definition of the first task.
       ended: the number that `tasks_ended` returns.
     """
 
-    def __init__(self, begin: Begin, ended: memoryview) -> None:
+    def __init__(self, worker: Surroundings, ended: memoryview) -> None:
         self._ended = ended
         self._pipes: dict[int, BlockingPipe[bytes]] = {}
         self._addresses: dict[int, str] = {}
-        self._loop = Loop(f"zmqdist-task-{begin.task[0]}")
+        self._loop = Loop("zmqdist-tasks")
         credentials = Credentials.from_environment()
         incarnation = secrets.randbits(62) | 1
-        security = credentials.server(begin.host, "worker")
-        hello = our_hello("server", incarnation, f"task {begin.task[0]} of {begin.worker}")
+        security = credentials.server(worker.host, "worker")
+        hello = our_hello("server", incarnation, f"data tasks of {worker.worker}")
         self._router = Router(self._loop, security, hello)
         self._service = RpcService("task")
         self._tasks = TaskThreads(
             self._loop,
             self._service,
-            begin.dispatcher,
+            worker.dispatcher,
             credentials,
-            begin.incarnation,
-            begin.dispatcher_timeout_s,
+            worker.incarnation,
+            worker.dispatcher_timeout_s,
         )
         self._tasks.finished = lambda number: self._send(number, FINISHED)
-        self._tasks.address = begin.worker
-        self._tasks.cache_bytes = begin.cache_bytes
+        self._tasks.address = worker.worker
+        self._tasks.cache_bytes = worker.cache_bytes
         self._tasks.began = self._report
         self._service.attach(self._router, self._loop, incarnation)
         self._loop.on_stop(self._service.close)
+        self._loop.start()
 
     def begin(self, begin: Begin, pipe: BlockingPipe[bytes], progress: Any, listener: int) -> None:
         task = WorkerTask(begin.task, progress)
@@ -146,7 +150,6 @@ class _Process:
         # the GIL.
         sys.setswitchinterval(SWITCH_S / len(self._pipes))
         self._loop.call_soon(self._serve, task, listener)
-        self._loop.start()
         threading.Thread(
             target=self._obey, args=(task.id, pipe), name=f"zmqdist-orders-{task.id}", daemon=True
         ).start()

@@ -26,16 +26,30 @@ ANSWERS_S: Final = 2.0
 look."""
 
 
+class Surroundings(msgspec.Struct, array_like=True):
+    """The first message from the worker to a process of data tasks.
+
+    Attributes:
+      incarnation: the incarnation of the worker.
+      worker: address of the worker, for error texts.
+      host: address that the listening sockets are bound to.
+    """
+
+    incarnation: int
+    dispatcher: str
+    dispatcher_timeout_s: float
+    worker: str
+    host: str
+    cache_bytes: int
+
+
 class Begin(msgspec.Struct, array_like=True):
     """The first message about a task from the worker to the task's process.
 
     Attributes:
       task: definition of the task, as the dispatcher sent it.
-      state, incarnation: random number of the dispatcher's durable state, and incarnation of the
-        worker.
       row: the number of the task's row in the shared memory.
-      worker: address of the worker, for error texts.
-      host: address that the listening socket is bound to.
+      state: random number of the dispatcher's durable state.
       failure: error code and text of the crash of the previous process of this task; None if there
         was no crash.
       for_good: whether the task has failed for good, so that every request gets `failure`.
@@ -46,12 +60,6 @@ class Begin(msgspec.Struct, array_like=True):
     task: list[Any]
     row: int
     state: int
-    incarnation: int
-    dispatcher: str
-    dispatcher_timeout_s: float
-    worker: str
-    host: str
-    cache_bytes: int = 0
     failure: tuple[int, str] | None = None
     for_good: bool = False
     finished: bool = False

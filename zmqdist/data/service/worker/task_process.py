@@ -10,7 +10,8 @@ Which process runs a task
 
     A process that has run the tasks of one dataset is kept for KEPT_S after its last task, and the
     next task of this dataset runs in it, if the user code of the earlier tasks has ended. So a new
-    iterator waits for no fork, no import and no pipeline.
+    iterator waits for no fork, no import and no pipeline. For other datasets, a worker that has had
+    a task has a spare process, whose loop and sockets wait for its first task.
 
 How readers reach a task
     The worker opens a listening socket for each task, and publishes the socket's port at once. It
@@ -73,6 +74,7 @@ from zmqdist.data.service.worker.task_orders import (
     REFUSE,
     ROWS_BYTES,
     Begin,
+    Surroundings,
     progress_of_replies,
     row,
     tasks_ended,
@@ -103,6 +105,10 @@ KEPT_MAX: Final = 2
 """Processes without tasks that a worker keeps. Two serve a program that opens the next iterator
 before it closes the last one."""
 
+SPARE_S: Final = 0.25
+"""Seconds after the first task of a process until the worker forks the next spare process, so that
+the fork does not delay the first elements."""
+
 ORDER_AGAIN_S: Final = 0.05
 """Seconds after which the worker repeats an order that a process could not take."""
 
@@ -118,6 +124,8 @@ class TaskProcesses(TaskHost):
     Attributes:
       processes: the running processes.
       kept: those that wait for another task, first the one that has waited longest.
+      spare: the one that waits for its first task.
+      keeps_spare: whether there is to be a spare process after the first task.
       processes_max: the number of processes beyond which tasks share processes.
     """
 
@@ -140,6 +148,8 @@ class TaskProcesses(TaskHost):
         self.processes: list[_Process] = []
         self.kept: list[_Process] = []
         self.kept_max = KEPT_MAX
+        self.spare: _Process | None = None
+        self.keeps_spare = True
         self.processes_max = TASK_PROCESSES_PER_CORE * cores()
 
     def begin(self, task: WorkerTask) -> None:
@@ -153,9 +163,19 @@ class TaskProcesses(TaskHost):
         shared = [process for process in self.processes if process.tasks and not process.alone]
         # the next crash of a suspect task must be charged to it alone
         if task.suspect or len(shared) < self.processes_max:
-            self.processes.append(_Process(self, alone=task.suspect))
-            return self.processes[-1]
+            process, self.spare = self.spare or self._start_process(), None
+            process.alone = task.suspect
+            self.loop.set_timer("spare task process", self.loop.now() + SPARE_S, self._start_spare)
+            return process
         return min(shared, key=lambda process: len(process.unfinished))
+
+    def _start_process(self) -> _Process:
+        self.processes.append(_Process(self))
+        return self.processes[-1]
+
+    def _start_spare(self) -> None:
+        if self.keeps_spare and self.spare is None:
+            self.spare = self._start_process()
 
     def keep(self, kept_max: int) -> None:
         """Keep at most `kept_max` processes without tasks."""
@@ -165,6 +185,10 @@ class TaskProcesses(TaskHost):
 
     def leave(self) -> None:
         self.keep(0)
+        self.keeps_spare = False
+        if self.spare is not None:
+            self.spare.end()
+            self.spare = None
 
     def location(self, number: int) -> str:
         return self._tasks[number].address
@@ -200,6 +224,7 @@ class TaskProcesses(TaskHost):
     def close(self) -> None:
         """Drop all tasks. Their processes end when the worker closes its ends of the sockets, or
         when the zygote ends."""
+        self.keeps_spare = False
         for task in self._tasks.values():
             task.end()
         for process in self.processes:
@@ -207,6 +232,18 @@ class TaskProcesses(TaskHost):
         self._tasks.clear()
         self.processes.clear()
         self.kept.clear()
+        self.spare = None
+
+    def surroundings(self) -> Surroundings:
+        """Return the first message to each process."""
+        return Surroundings(
+            incarnation=self._incarnation,
+            dispatcher=self._dispatcher,
+            dispatcher_timeout_s=self._dispatcher_timeout_s,
+            worker=self.address,
+            host=self.bind,
+            cache_bytes=self.cache_bytes,
+        )
 
     def begin_message(
         self, task: WorkerTask, row: int, error: OpError | None, for_good: bool
@@ -217,12 +254,6 @@ class TaskProcesses(TaskHost):
             task=list(task.definition),
             row=row,
             state=self.state,
-            incarnation=self._incarnation,
-            dispatcher=self._dispatcher,
-            dispatcher_timeout_s=self._dispatcher_timeout_s,
-            worker=self.address,
-            host=self.bind,
-            cache_bytes=self.cache_bytes,
             failure=failure,
             for_good=for_good,
             finished=task.state is WorkerTaskState.DONE,
@@ -232,24 +263,23 @@ class TaskProcesses(TaskHost):
 class _Process:
     """A child process that runs tasks.
 
-    Args:
-      alone: whether no further task may join the process.
-
     Attributes:
+      alone: whether no further task may join the process.
       tasks: the tasks that the process runs and that are not dropped, by their rows in the shared
         memory. A process without tasks is kept, or ending.
       dataset: the fingerprint of the dataset of all its tasks; "" if they have different datasets.
     """
 
-    def __init__(self, owner: TaskProcesses, *, alone: bool) -> None:
+    def __init__(self, owner: TaskProcesses) -> None:
         self.tasks: dict[int, _Task] = {}
-        self.alone = alone
+        self.alone = False
         self.dataset: str | None = None
         self._tasks_count = 0
         self._replies_progress = 0
         self._owner = owner
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.setblocking(False)
+        self._orders.send(msgspec.msgpack.encode(owner.surroundings()))
         memory_fd = os.memfd_create("zmqdist-task", os.MFD_CLOEXEC)
         os.ftruncate(memory_fd, ROWS_BYTES)
         self._memory = mmap.mmap(memory_fd, ROWS_BYTES)
@@ -335,6 +365,8 @@ class _Process:
             self._owner.processes.remove(self)
             if self in self._owner.kept:
                 self._owner.kept.remove(self)
+            if self is self._owner.spare:
+                self._owner.spare = None
             self.close()
 
     def close(self) -> None:
