@@ -136,6 +136,7 @@ class _Process:
         self._tasks.began = self._report
         self._service.attach(self._router, self._loop, incarnation)
         self._loop.on_stop(self._service.close)
+        self._loop.call_soon(self._tasks.connect)
         self._loop.start()
 
     def begin(self, begin: Begin, pipe: BlockingPipe[bytes], progress: Any, listener: int) -> None:

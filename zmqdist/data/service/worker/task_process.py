@@ -11,7 +11,8 @@ Which process runs a task
     A process that has run the tasks of one dataset is kept for KEPT_S after its last task, and the
     next task of this dataset runs in it, if the user code of the earlier tasks has ended. So a new
     iterator waits for no fork, no import and no pipeline. For other datasets, a worker that has had
-    a task has a spare process, whose loop and sockets wait for its first task.
+    a task has a spare process, which waits for its first task with loop, sockets and a
+    connection to the dispatcher.
 
 How readers reach a task
     The worker opens a listening socket for each task, and publishes the socket's port at once. It

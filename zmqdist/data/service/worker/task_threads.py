@@ -266,12 +266,16 @@ class TaskThreads(TaskHost):
             if isinstance(task.runner, FirstComeRunner):
                 task.runner.start()
 
-    def _run(self, task: WorkerTask) -> Runner:
+    def connect(self) -> ZmqClient:
+        """Connect to the dispatcher, unless an earlier call did, and return the connection."""
         if self._client is None:
             security = self._credentials.client(self.dispatcher, "worker")
             self._client = ZmqClient(self.dispatcher, f"data of {self.address}", security=security)
+        return self._client
+
+    def _run(self, task: WorkerTask) -> Runner:
         split_client = self._split_clients[task.id] = SplitClient(
-            self._client, self.state, task.id, self._incarnation, self._timeout_s, task.progress
+            self.connect(), self.state, task.id, self._incarnation, self._timeout_s, task.progress
         )
         open_pipeline = partial(self._open, task, split_client)
         describe = partial(describe_error, where=task.describe(self.address))
