@@ -37,9 +37,10 @@ Not here: whether a task is alive (machine.py calls `task_failed`), and clocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
+
+import msgspec
 
 from zmqdist.coordination.replies import (
     Effect,
@@ -71,19 +72,17 @@ class RoundOutcome(NamedTuple):
     counter: int
 
 
-@dataclass(slots=True)
-class _Round:
+class _Round(msgspec.Struct):
     counter: int | None
     """The number of the round. In the first round of a barrier it is None until a caller names a
     number."""
     tasks: frozenset[Task]
     first: Task  # the first caller, which error texts name
     due: float
-    arrived: dict[Task, Ticket] = field(default_factory=dict)
+    arrived: dict[Task, Ticket] = msgspec.field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Barrier:
+class _Barrier(msgspec.Struct):
     """A barrier: its name, its last round and its current round.
 
     Attributes:
@@ -100,8 +99,8 @@ class _Barrier:
     tasks: frozenset[Task] = frozenset()
     last: RoundOutcome | None = None
     round: _Round | None = None
-    late: dict[Task, RoundOutcome] = field(default_factory=dict)
-    restarted: set[Task] = field(default_factory=set)
+    late: dict[Task, RoundOutcome] = msgspec.field(default_factory=dict)
+    restarted: set[Task] = msgspec.field(default_factory=set)
     """The tasks of the last round that were restarted after its end, so that their present
     incarnations have not passed the round."""
 

@@ -38,10 +38,11 @@ import enum
 import itertools
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgspec
 
 from zmqdist import limits
 from zmqdist.coordination.replies import Effect, Fail, ReplyValue, Ticket
@@ -112,27 +113,24 @@ class Hold(NamedTuple):
     fence: int
 
 
-@dataclass(slots=True)
-class _Client:
+class _Client(msgspec.Struct):
     until: float
-    requests: dict[int, _Request] = field(default_factory=dict)
+    requests: dict[int, _Request] = msgspec.field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Primitive:
+class _Primitive(msgspec.Struct):
     """`out` counts the requests in the states HOLDING and GIVEN."""
 
     key: Key
     size: int | None = None
     out: int = 0
     is_set: bool = False
-    items: deque[tuple[int, bytes]] = field(default_factory=deque)
-    takers: OrderedDict[_Request, None] = field(default_factory=OrderedDict)
-    putters: OrderedDict[_Request, None] = field(default_factory=OrderedDict)
+    items: deque[tuple[int, bytes]] = msgspec.field(default_factory=deque)
+    takers: OrderedDict[_Request, None] = msgspec.field(default_factory=OrderedDict)
+    putters: OrderedDict[_Request, None] = msgspec.field(default_factory=OrderedDict)
 
 
-@dataclass(slots=True, eq=False)
-class _Request:
+class _Request(msgspec.Struct, eq=False):
     """`item` is the item that a putter brings, or that a getter has received with the number
     `serial`."""
 

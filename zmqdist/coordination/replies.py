@@ -7,8 +7,9 @@ The names of tasks are in this module, too, because all these machines use them.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+import msgspec
 
 Ticket: TypeAlias = Hashable
 """The runtime's object for one request. A machine replies to each ticket once, or drops the
@@ -22,16 +23,14 @@ NAMES_LISTED_MAX = 20
 """The largest number of tasks that a text names. Further tasks are only counted."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyValue:
+class ReplyValue(msgspec.Struct, frozen=True):
     """Reply to the request of this ticket with this value."""
 
     ticket: Ticket
     value: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(msgspec.Struct, frozen=True):
     """Reply to the request of this ticket with this error: a code of zmqdist.errors, and a text."""
 
     ticket: Ticket

@@ -169,9 +169,11 @@ class local_cluster(Cluster):
         check_threads()
         threads = thread_variables(None, workers * slots, os.environ)
         if processes and (workers or ps):
-            kind = "WorkerConfig" if workers else "TaskConfig"
             zygote_client.prepare(
-                "zmqdist.launch.roles", "-1", kind, environment={**os.environ, **threads}
+                "zmqdist.launch.roles",
+                "-1",
+                "WorkerConfig" if workers else "TaskConfig",
+                environment={**os.environ, **threads},
             )
         with without_collection():  # imported here, while the zygote imports its own modules
             from zmqdist.launch.folders import RunFolder

@@ -67,6 +67,7 @@ from functools import partial
 from types import ModuleType
 
 from zmqdist import child_command
+from zmqdist.lazy_names import without_collection
 from zmqdist.process import stack_dump
 
 CONTROL_RECORD = struct.Struct("<4sqq")
@@ -507,14 +508,11 @@ def _imported(module: str, arguments: list[str]) -> ModuleType:
     The garbage collector does not run meanwhile, and ignores what was imported, because it would
     take a tenth of the time of the imports, and later write into pages that the children share.
     """
-    gc.disable()
-    try:
+    with without_collection():
         imported = importlib.import_module(module)
         if (prepare := getattr(imported, "prepare", None)) is not None:
             prepare(*arguments)
-    finally:
         gc.freeze()
-        gc.enable()
     return imported
 
 

@@ -43,9 +43,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from zmqdist import errors
 from zmqdist.events import Heard, Peer, PeerGone, Send, Ticked
@@ -88,8 +89,7 @@ def digest_of(secret: bytes) -> bytes:
     return hashlib.sha256(secret).digest()
 
 
-@dataclass(frozen=True, slots=True)
-class MemberKey:
+class MemberKey(msgspec.Struct, frozen=True):
     """A key whose process joined.
 
     Attributes:
@@ -111,8 +111,7 @@ class MemberKey:
     replaced_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RevokedKey:
+class RevokedKey(msgspec.Struct, frozen=True):
     """A key that an admin has revoked, with the time in seconds since 1970, and the reason that the
     dispatcher sends to the key's process.
     """
@@ -122,8 +121,7 @@ class RevokedKey:
     problem: str
 
 
-@dataclass(slots=True)
-class _Token:
+class _Token(msgspec.Struct):
     digest: bytes
     name: str
     address: str
@@ -132,8 +130,7 @@ class _Token:
     """The key that the token has admitted; empty while the token is unused."""
 
 
-@dataclass(slots=True)
-class _Questioner:
+class _Questioner(msgspec.Struct):
     """A connection whose peer has asked about keys.
 
     Attributes:
@@ -145,12 +142,11 @@ class _Questioner:
 
     key: bytes
     renews: bool = False
-    keys: set[bytes] = field(default_factory=set)
-    addresses: set[str] = field(default_factory=set)
+    keys: set[bytes] = msgspec.field(default_factory=set)
+    addresses: set[str] = msgspec.field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenMade:
+class TokenMade(msgspec.Struct, frozen=True):
     """An admin has made a token. It expires when `now` of `handle` reaches `until`. `digest` is the
     digest of its secret."""
 
@@ -161,8 +157,7 @@ class TokenMade:
     address: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyHeard:
+class KeyHeard(msgspec.Struct, frozen=True):
     """A message about keys has arrived on a connection that `key` authenticates; `clock_s` is the
     time in seconds since 1970."""
 
@@ -171,8 +166,7 @@ class KeyHeard:
     clock_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class KeysRevoked:
+class KeysRevoked(msgspec.Struct, frozen=True):
     """An admin revokes these keys, and withdraws the unused tokens of `name`."""
 
     keys: tuple[bytes, ...]
@@ -180,21 +174,18 @@ class KeysRevoked:
     clock_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class RenewalAsked:
+class RenewalAsked(msgspec.Struct, frozen=True):
     """An admin wants the members of this name to make new keys; "" means all members."""
 
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SaveKeyring:
+class SaveKeyring(msgspec.Struct, frozen=True):
     """Save `record()` for the next start of the dispatcher, before carrying out the effects that
     follow this one."""
 
 
-@dataclass(frozen=True, slots=True)
-class CutKey:
+class CutKey(msgspec.Struct, frozen=True):
     """End all connections of a key, after sending the reason to the peer of each connection."""
 
     key: bytes
@@ -418,7 +409,7 @@ class Keyring:
         name has one current key (P5)."""
         for older_key, older in list(self.members.items()):
             if older.name == member.name and older.replaced_at is None:
-                self.members[older_key] = replace(older, replaced_at=now)
+                self.members[older_key] = msgspec.structs.replace(older, replaced_at=now)
                 self._expiring[older_key] = now + self._renewal_s
         self.members[key] = member
         forgotten = self._forget()
@@ -499,7 +490,7 @@ class Keyring:
             return [Send(peer, full)]
         return self._admit(
             new,
-            replace(member, since_s=clock_s, shown=member.shown or old),
+            msgspec.structs.replace(member, since_s=clock_s, shown=member.shown or old),
             now,
             [Send(peer, Joined(member.role, member.name))],
         )

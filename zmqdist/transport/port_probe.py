@@ -21,10 +21,10 @@ import struct
 import sys
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import zmq
 
 from zmqdist import clock as time
@@ -57,8 +57,7 @@ _SIGNATURE: Final = b"\xff" + bytes(8) + b"\x7f"
 _IN_PROGRESS: Final = (errno.EINPROGRESS, errno.EAGAIN, errno.ENOTCONN)
 
 
-@dataclass(frozen=True)
-class Rejection:
+class Rejection(msgspec.Struct, frozen=True):
     """An ICMP message that reports that a connection cannot be made.
 
     Attributes:
@@ -228,8 +227,7 @@ def listening(addresses: Mapping[tuple[str, int], str]) -> set[tuple[str, int]]:
     return {task for task, probe in probes.items() if probe.mechanism}
 
 
-@dataclass(frozen=True)
-class ZmqBuild:
+class ZmqBuild(msgspec.Struct, frozen=True):
     """The ZeroMQ that this process uses."""
 
     pyzmq: str
@@ -237,8 +235,7 @@ class ZmqBuild:
     curve: bool
 
 
-@dataclass(frozen=True)
-class ProbeResult:
+class ProbeResult(msgspec.Struct, frozen=True):
     """The results of a probe of one port.
 
     Attributes:
@@ -256,8 +253,7 @@ class ProbeResult:
     rejection: Rejection | None = None
 
 
-@dataclass(frozen=True)
-class PortOwner:
+class PortOwner(msgspec.Struct, frozen=True):
     """The process that listens on a port of this host.
 
     Attributes:

@@ -89,7 +89,6 @@ class FakeProcesses:
         self.tasks = TaskProcesses(self.loop, self._spawn, "127.0.0.1", "127.0.0.1:1", 1, 1.0)
         self.tasks.address = "127.0.0.1:2"
         self.tasks.processes_max = processes_max
-        self.tasks.keeps_spare = False
         self.tasks.crashed = self._crashed
         self.reports: list[tuple[int, str]] = []
         self.confirm: list[Any] = []
@@ -131,7 +130,8 @@ class FakeProcesses:
 
 
 @pytest.fixture
-def fakes() -> Iterator[FakeProcesses]:
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeProcesses]:
+    monkeypatch.setattr(task_process, "SPARE_S", 600.0)
     made = FakeProcesses(2)
     yield made
     made.close()

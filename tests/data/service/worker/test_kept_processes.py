@@ -21,7 +21,8 @@ PIDS = Dataset.range(1).map(process_of)
 
 
 @pytest.fixture
-def fakes() -> Iterator[FakeProcesses]:
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeProcesses]:
+    monkeypatch.setattr(task_process, "SPARE_S", 600.0)
     made = FakeProcesses(4)
     yield made
     made.close()
@@ -80,7 +81,6 @@ def test_kept_process_ends_after_its_time(
 def spared(fakes: FakeProcesses, monkeypatch: pytest.MonkeyPatch) -> FakeProcesses:
     """A worker that runs a task and has a spare process."""
     monkeypatch.setattr(task_process, "SPARE_S", 0.0)
-    fakes.tasks.keeps_spare = True
     fakes.begin(4000)
     until(lambda: len(fakes.children) == 2, "a spare process")
     return fakes

@@ -480,7 +480,9 @@ class DataDispatcher:
         if terms.mode == r.DYNAMIC:
             sources = self._parsed(self._sources, fingerprint, _source_counts)
         if terms.portioned:
-            grain = self._parsed(self._grains, fingerprint, _portion_rules)
+            from zmqdist.data.splits import portion_rules
+
+            grain = self._parsed(self._grains, fingerprint, portion_rules)
         unnamed = f"anonymous_job_{self.machine.state.next_job}_{secrets.token_hex(4)}"
         event = ev.OpenRequest(
             call,
@@ -518,12 +520,6 @@ def _dataset(description: str) -> Tree:
     from zmqdist.data.dataset import deserialize
 
     return deserialize(description)
-
-
-def _portion_rules(dataset: Tree) -> PortionRules:
-    from zmqdist.data.splits import portion_rules
-
-    return portion_rules(dataset)
 
 
 def _source_counts(dataset: Tree) -> tuple[int, ...]:

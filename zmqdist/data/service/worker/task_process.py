@@ -126,7 +126,6 @@ class TaskProcesses(TaskHost):
       processes: the running processes.
       kept: those that wait for another task, first the one that has waited longest.
       spare: the one that waits for its first task.
-      keeps_spare: whether there is to be a spare process after the first task.
       processes_max: the number of processes beyond which tasks share processes.
     """
 
@@ -142,15 +141,14 @@ class TaskProcesses(TaskHost):
         self.loop = loop
         self.spawn = spawn
         self.bind = bind
-        self._dispatcher = dispatcher
-        self._incarnation = incarnation
-        self._dispatcher_timeout_s = dispatcher_timeout_s
+        self.dispatcher = dispatcher
+        self.incarnation = incarnation
+        self.dispatcher_timeout_s = dispatcher_timeout_s
         self._tasks: dict[int, _Task] = {}
         self.processes: list[_Process] = []
         self.kept: list[_Process] = []
         self.kept_max = KEPT_MAX
         self.spare: _Process | None = None
-        self.keeps_spare = True
         self.processes_max = TASK_PROCESSES_PER_CORE * cores()
 
     def begin(self, task: WorkerTask) -> None:
@@ -164,19 +162,15 @@ class TaskProcesses(TaskHost):
         shared = [process for process in self.processes if process.tasks and not process.alone]
         # the next crash of a suspect task must be charged to it alone
         if task.suspect or len(shared) < self.processes_max:
-            process, self.spare = self.spare or self._start_process(), None
+            process, self.spare = self.spare or _Process(self), None
             process.alone = task.suspect
             self.loop.set_timer("spare task process", self.loop.now() + SPARE_S, self._start_spare)
             return process
         return min(shared, key=lambda process: len(process.unfinished))
 
-    def _start_process(self) -> _Process:
-        self.processes.append(_Process(self))
-        return self.processes[-1]
-
     def _start_spare(self) -> None:
-        if self.keeps_spare and self.spare is None:
-            self.spare = self._start_process()
+        if self.kept_max and self.spare is None:
+            self.spare = _Process(self)
 
     def keep(self, kept_max: int) -> None:
         """Keep at most `kept_max` processes without tasks."""
@@ -186,7 +180,6 @@ class TaskProcesses(TaskHost):
 
     def leave(self) -> None:
         self.keep(0)
-        self.keeps_spare = False
         if self.spare is not None:
             self.spare.end()
             self.spare = None
@@ -225,7 +218,7 @@ class TaskProcesses(TaskHost):
     def close(self) -> None:
         """Drop all tasks. Their processes end when the worker closes its ends of the sockets, or
         when the zygote ends."""
-        self.keeps_spare = False
+        self.kept_max = 0
         for task in self._tasks.values():
             task.end()
         for process in self.processes:
@@ -233,32 +226,6 @@ class TaskProcesses(TaskHost):
         self._tasks.clear()
         self.processes.clear()
         self.kept.clear()
-        self.spare = None
-
-    def surroundings(self) -> Surroundings:
-        """Return the first message to each process."""
-        return Surroundings(
-            incarnation=self._incarnation,
-            dispatcher=self._dispatcher,
-            dispatcher_timeout_s=self._dispatcher_timeout_s,
-            worker=self.address,
-            host=self.bind,
-            cache_bytes=self.cache_bytes,
-        )
-
-    def begin_message(
-        self, task: WorkerTask, row: int, error: OpError | None, for_good: bool
-    ) -> Begin:
-        """Return the first message about a task to its process."""
-        failure = None if error is None else (error.error_code, error.message)
-        return Begin(
-            task=list(task.definition),
-            row=row,
-            state=self.state,
-            failure=failure,
-            for_good=for_good,
-            finished=task.state is WorkerTaskState.DONE,
-        )
 
 
 class _Process:
@@ -280,11 +247,20 @@ class _Process:
         self._owner = owner
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.setblocking(False)
-        self._orders.send(msgspec.msgpack.encode(owner.surroundings()))
+        surroundings = Surroundings(
+            incarnation=owner.incarnation,
+            dispatcher=owner.dispatcher,
+            dispatcher_timeout_s=owner.dispatcher_timeout_s,
+            worker=owner.address,
+            host=owner.bind,
+            cache_bytes=owner.cache_bytes,
+        )
+        self._orders.send(msgspec.msgpack.encode(surroundings))
         memory_fd = os.memfd_create("zmqdist-task", os.MFD_CLOEXEC)
         os.ftruncate(memory_fd, ROWS_BYTES)
         self._memory = mmap.mmap(memory_fd, ROWS_BYTES)
         self._child = owner.spawn([theirs.detach(), memory_fd], self._exited)
+        owner.processes.append(self)
 
     @property
     def unfinished(self) -> list[_Task]:
@@ -432,7 +408,15 @@ class _Task:
         process = self._owner.process_for(self)
         self._row = process.free_row()
         self._pipe = LoopPipe(self._loop, BYTES, self._receive)
-        begin = self._owner.begin_message(self._task, self._row, self._error, self._for_good)
+        error = self._error
+        begin = Begin(
+            task=list(self._task.definition),
+            row=self._row,
+            state=self._owner.state,
+            failure=None if error is None else (error.error_code, error.message),
+            for_good=self._for_good,
+            finished=self.finished,
+        )
         self._pipe.send(msgspec.msgpack.encode(begin))
         if not process.order(self._row, self, [self._pipe.theirs, os.dup(self._listener.fileno())]):
             self._close_pipe()

@@ -5,15 +5,15 @@ run it and for tests. No decision depends on them.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.state import DurableState
 
 
-@dataclass(frozen=True, slots=True)
-class IterationRow:
+class IterationRow(msgspec.Struct, frozen=True):
     """One iteration that the dispatcher remembers.
 
     Attributes:
@@ -40,8 +40,7 @@ class IterationRow:
     elements_acknowledged: int
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceRow:
+class PlaceRow(msgspec.Struct, frozen=True):
     """One worker of the data service.
 
     Attributes:
@@ -59,8 +58,7 @@ class PlaceRow:
     connected: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NextNumbers:
+class NextNumbers(msgspec.Struct, frozen=True):
     """The numbers that the next dataset, job, iteration, task and client get. No number is used
     twice. With a journal, this holds across restarts too.
     """
@@ -72,8 +70,7 @@ class NextNumbers:
     client: int
 
 
-@dataclass(frozen=True, slots=True)
-class DataSnapshot:
+class DataSnapshot(msgspec.Struct, frozen=True):
     """The state of a data service's dispatcher at one moment.
 
     Attributes:
@@ -131,8 +128,7 @@ def _iteration_row(state: DurableState, iteration: r.Iteration) -> IterationRow:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class DataTaskRow:
+class DataTaskRow(msgspec.Struct, frozen=True):
     """An unfinished task of one worker.
 
     Attributes:
@@ -147,8 +143,7 @@ class DataTaskRow:
     moves: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotStreamRow:
+class SnapshotStreamRow(msgspec.Struct, frozen=True):
     """A stream of a distributed snapshot that one worker writes.
 
     Attributes:
