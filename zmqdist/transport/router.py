@@ -301,8 +301,8 @@ class Router:
         unless the security policy has a `judge`."""
         self._numbers = itertools.count()
         self._gone_unread: list[Peer] = []
-        self._listeners: list[sockets.socket] = []
-        """The Unix sockets to which processes of this host connect for a shortcut."""
+        self._listeners: dict[int, sockets.socket] = {}
+        """The Unix sockets to which processes of this host connect for a shortcut, by port."""
         self._pipes: dict[Peer, LoopPipe[bytes]] = {}
         """The pipes of peers that have such a shortcut."""
         self._closed = False
@@ -360,8 +360,8 @@ class Router:
         for peer in self._peers.values():
             if peer.bulk is not None:
                 peer.bulk.connection_lost()
-        for listener in tuple(self._listeners):
-            self._close_listener(listener)
+        for port in tuple(self._listeners):
+            self._close_listener(port)
         for pipe in self._pipes.values():
             pipe.flush(LINGER_S)
             pipe.close()
@@ -442,6 +442,7 @@ class Router:
     def unbind(self, address: str) -> None:
         """Accept no more connections at an address that `bind` or `bind_fd` has returned, and end
         its open ones."""
+        self._loop.run(self._close_listener, split(address)[1])
         self._loop.run(self._socket.unbind, f"tcp://{address}")
 
     def _bind(self, host: str, port: int, fd: int = -1) -> int:
@@ -466,8 +467,8 @@ class Router:
         has_keys = self._security.mechanism == CURVE
         listener = None if has_keys else listen_on_host(self._port, incarnation)
         if listener is not None:
-            self._listeners.append(listener)
-            self._loop.add_fd(listener.fileno(), partial(self._accept, listener))
+            self._listeners[self._port] = listener
+            self._loop.add_fd(listener.fileno(), partial(self._accept, self._port, listener))
         return self._port
 
     # -- out ---------------------------------------------------------------------------------------
@@ -677,14 +678,14 @@ class Router:
                 return peer
         return None
 
-    def _accept(self, listener: sockets.socket) -> None:
+    def _accept(self, port: int, listener: sockets.socket) -> None:
         """Accept the Unix socket of another process of this host, and find its connection."""
         try:
             end, _ = listener.accept()
         except BlockingIOError:
             return
         except OSError:  # no descriptor is left: the others have no shortcut
-            self._close_listener(listener)
+            self._close_listener(port)
             return
         if is_own_user(end):
             peer: Peer | None = None
@@ -707,10 +708,10 @@ class Router:
 
             pipe = LoopPipe(self._loop, BYTES, deliver, lambda: pipe.close(), end)
 
-    def _close_listener(self, listener: sockets.socket) -> None:
-        self._listeners.remove(listener)
-        self._loop.remove_fd(listener.fileno())
-        listener.close()
+    def _close_listener(self, port: int) -> None:
+        if (listener := self._listeners.pop(port, None)) is not None:
+            self._loop.remove_fd(listener.fileno())
+            listener.close()
 
     def _add_peer(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
         """Add the peer of a new connection, whose first message has arrived."""
