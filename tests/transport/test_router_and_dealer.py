@@ -1001,6 +1001,16 @@ def test_connection_without_shortcut_uses_zeromq(
     assert [peer.shortcut for peer in served.router.peers] == [None]
 
 
+def test_unbound_port_has_no_shortcut(serve: Serve) -> None:
+    served = serve()
+    port = split(served.address)[1]
+    end = shortcut_module.connect_on_host(port, 1)
+    assert end is not None
+    end.close()
+    served.router.unbind(served.address)
+    assert shortcut_module.connect_on_host(port, 1) is None
+
+
 def test_proxy_prevents_shortcut(serve: Serve, dial: Dial) -> None:
     """A connection through another port uses its socket."""
     served = serve()
