@@ -3,7 +3,6 @@ seeds it must report a broken promise."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -44,7 +43,9 @@ def any_name(patch: pytest.MonkeyPatch) -> None:
         if isinstance(event, KeyHeard) and isinstance(event.heard.message, Join):
             join = event.heard.message
             right = Join(join.number, join.secret, names[join.number])
-            return replace(event, heard=msgspec.structs.replace(event.heard, message=right))
+            return msgspec.structs.replace(
+                event, heard=msgspec.structs.replace(event.heard, message=right)
+            )
         return event
 
     events(Keyring, alter)(patch)
@@ -126,7 +127,7 @@ BUGS: list[tuple[str, Plant, str]] = [
         events(
             Keyring,
             lambda self, event: (
-                replace(event, until=inf) if isinstance(event, TokenMade) else event
+                msgspec.structs.replace(event, until=inf) if isinstance(event, TokenMade) else event
             ),
         ),
         "P1",

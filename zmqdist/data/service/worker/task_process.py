@@ -408,12 +408,11 @@ class _Task:
         process = self._owner.process_for(self)
         self._row = process.free_row()
         self._pipe = LoopPipe(self._loop, BYTES, self._receive)
-        error = self._error
         begin = Begin(
             task=list(self._task.definition),
             row=self._row,
             state=self._owner.state,
-            failure=None if error is None else (error.error_code, error.message),
+            failure=None if self._error is None else (self._error.error_code, self._error.message),
             for_good=self._for_good,
             finished=self.finished,
         )

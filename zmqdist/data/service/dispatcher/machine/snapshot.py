@@ -5,15 +5,15 @@ run it and for tests. No decision depends on them.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Literal
-
-import msgspec
 
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.state import DurableState
 
 
-class IterationRow(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class IterationRow:
     """One iteration that the dispatcher remembers.
 
     Attributes:
@@ -40,7 +40,8 @@ class IterationRow(msgspec.Struct, frozen=True):
     elements_acknowledged: int
 
 
-class PlaceRow(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class PlaceRow:
     """One worker of the data service.
 
     Attributes:
@@ -58,7 +59,8 @@ class PlaceRow(msgspec.Struct, frozen=True):
     connected: bool
 
 
-class NextNumbers(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class NextNumbers:
     """The numbers that the next dataset, job, iteration, task and client get. No number is used
     twice. With a journal, this holds across restarts too.
     """
@@ -70,7 +72,8 @@ class NextNumbers(msgspec.Struct, frozen=True):
     client: int
 
 
-class DataSnapshot(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class DataSnapshot:
     """The state of a data service's dispatcher at one moment.
 
     Attributes:
@@ -128,7 +131,8 @@ def _iteration_row(state: DurableState, iteration: r.Iteration) -> IterationRow:
     )
 
 
-class DataTaskRow(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class DataTaskRow:
     """An unfinished task of one worker.
 
     Attributes:
@@ -143,7 +147,8 @@ class DataTaskRow(msgspec.Struct, frozen=True):
     moves: bool
 
 
-class SnapshotStreamRow(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class SnapshotStreamRow:
     """A stream of a distributed snapshot that one worker writes.
 
     Attributes:
