@@ -702,6 +702,10 @@ PS_UPDATE_KEYS_MAX: Final = 65_536
 updates. The ps forgets the oldest keys first.
 """
 
+PS_LOOP_BYTES_MAX: Final = 2**20
+"""Bytes that a request for variables reads or writes in the loop of a ps. That takes at most about
+half a millisecond; two hand-overs between threads take a quarter of one."""
+
 PS_STEPS_OPEN_MAX: Final = 4
 """Steps of one variable that may wait for gradients at a time. For each step the ps has a sum as
 large as the variable. If workers wait for the reply to each step, one step waits, or two if a

@@ -25,6 +25,7 @@ _cancelled_of_process: Callable[[], bool] | None = None
 _worker_of_process: Worker | None = None
 _update_key_of_process: _UpdateKey | None = None
 _sending_thread = 0
+_in_batch = False
 _update: Future | None = None
 
 
@@ -224,10 +225,19 @@ def take_update() -> Future | None:
     return update
 
 
-def leave_updates_in_flight(thread: int) -> None:
-    """Let updates by the functions of this thread stay in flight; 0 means those of no thread."""
-    global _sending_thread, _update
-    _sending_thread, _update = thread, None
+def leave_updates_in_flight(thread: int, in_batch: bool = False) -> None:
+    """Let updates by the functions of this thread stay in flight; 0 means those of no thread.
+
+    Args:
+      in_batch: whether another thread soon sends what this one leaves unsent.
+    """
+    global _sending_thread, _in_batch, _update
+    _sending_thread, _in_batch, _update = thread, in_batch, None
+
+
+def may_send_later() -> bool:
+    """Return whether the request for an update of this thread may leave with the next request."""
+    return _in_batch and threading.get_ident() == _sending_thread
 
 
 def inherit() -> Callable[[], None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -173,6 +174,36 @@ def test_read_has_the_updates_of_earlier_functions_of_its_slot(
 
     steps = [coordinator.options(worker=0).submit(step) for _ in range(30)]
     assert [value.result(WITHIN_S) for value in steps] == list(range(30))
+
+
+def test_update_is_made_while_its_function_runs(
+    made: Any, processes: zd.local_cluster, tmp_path: Path
+) -> None:
+    """Others see an update soon, although its function goes on and others wait in its slot."""
+    strategy = made(cluster=processes)
+    coordinator = ClusterCoordinator(strategy)
+    with strategy.scope():
+        begun, ended = zd.Variable(0), zd.Variable(0)
+    seen = tmp_path / "seen"
+
+    def step(number: int) -> bool:
+        if number == 300:
+            begun.assign_add(1)
+            due = time.monotonic() + WITHIN_S
+            while not seen.exists() and time.monotonic() < due:
+                time.sleep(0.001)
+            return seen.exists()
+        ended.assign_add(1)
+        return True
+
+    steps = [coordinator.submit(step, number) for number in range(600)]
+    due = time.monotonic() + WITHIN_S / 2
+    while not begun.numpy() and time.monotonic() < due:
+        pass
+    assert begun.numpy() == 1
+    seen.touch()
+    assert all(value.result(2 * WITHIN_S) for value in steps)
+    assert ended.numpy() == 599
 
 
 def test_updates_in_flight_of_a_killed_slot_are_made_once(

@@ -97,6 +97,28 @@ def test_first_call_leaves_and_later_calls_gather() -> None:
     assert table.submitted(ClientCall("m", b""))
 
 
+def later(frames: tuple[bytes, ...] = ()) -> ClientCall:
+    call = ClientCall("m", b"", frames)
+    call.later = True
+    return call
+
+
+def test_later_call_leaves_with_the_next() -> None:
+    table = client()
+    assert not table.submitted(later())
+    assert table.submitted(ClientCall("m", b""))
+    assert [call.id for call in table.next_message()] == [1, 2]
+
+
+def test_later_calls_leave_when_they_fill_a_message() -> None:
+    table = client()
+    filling = [table.submitted(later()) for _ in range(BATCH_ITEMS_MAX)]
+    assert filling == [False] * (BATCH_ITEMS_MAX - 1) + [True]
+    table = client()
+    assert not table.submitted(later((b"frame",)))
+    assert table.submitted(later((b"frame",)))
+
+
 def test_message_is_full_by_count() -> None:
     table = client()
     fly(table)

@@ -107,6 +107,22 @@ def test_reply_has_frames_of_call(serve: Serve, open_channel: Open) -> None:
     assert (call.code, call.body, [bytes(frame) for frame in call.frames]) == (0, b"body", frames)
 
 
+def test_later_call_leaves_when_a_thread_waits(serve: Serve, open_channel: Open) -> None:
+    """A call that is `later` leaves when a thread of the process waits for the reply of any
+    server."""
+    held = Held(serve())
+    channel, other = held.open(open_channel), open_channel(serve().address)
+    assert ask(other).code == 0
+    call = ClientCall("m", b"later", (), time.monotonic() + LATE_S)
+    call.later = True
+    channel.submit(call)
+    assert not channel.is_sent(call)
+    assert ask(other).code == 0
+    held.answer(1)
+    channel.wait(call)
+    assert call.body == b"later"
+
+
 def test_frames_of_waiting_call_are_copied(serve: Serve, open_channel: Open) -> None:
     served = serve()
     address = served.address

@@ -12,7 +12,7 @@ import pytest
 
 from tests.variables.conftest import SESSION, Make
 from tests.variables.test_steps import push
-from zmqdist.limits import INLINE_BYTES_MAX, VARIABLES_SHOWN_MAX
+from zmqdist.limits import PS_LOOP_BYTES_MAX, VARIABLES_SHOWN_MAX
 from zmqdist.messages import ServerFacts
 from zmqdist.optimizers import Adam
 from zmqdist.tasks.server import Server
@@ -72,8 +72,8 @@ def test_first_update_of_step_waits_for_the_last(client: PsClient, make: Make) -
 
 
 def test_large_update_waits_for_a_thread(client: PsClient, make: Make) -> None:
-    ref = make(np.zeros(INLINE_BYTES_MAX, "f4"))
-    add(client, ref, np.ones(INLINE_BYTES_MAX, "f4"))
+    ref = make(np.zeros(PS_LOOP_BYTES_MAX, "f4"))
+    add(client, ref, np.ones(PS_LOOP_BYTES_MAX, "f4"))
     assert 0 < facts(client).variables[0].waits_s < 10
 
 

@@ -107,12 +107,14 @@ def start_packed(
     *,
     due: float = inf,
     waits_for_server: bool = True,
+    later: bool = False,
     out: NDArray[Any] | None = None,
 ) -> StatusOrResult:
     """Call a method with arguments that `packed` has returned, without waiting for the reply.
-    `start` describes the other parameters."""
+    `ClientCall` describes `later`, and `start` the other parameters."""
     call = ClientCall(method, body, sources, due)
     call.waits_for_server = waits_for_server
+    call.later = later
     call.bounded = False
     read = as_returned if out is None else receive_into(call, out)
     channel = channel_of(client)

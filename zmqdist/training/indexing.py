@@ -55,7 +55,12 @@ def select(key: Any, shape: Sequence[int]) -> Selection:
     """
     items = list(key) if isinstance(key, tuple) else [key]
     for item in items:
-        _refuse_variables(item)
+        for part in (item.start, item.stop, item.step) if isinstance(item, slice) else (item,):
+            if hasattr(part, "read_value"):
+                raise TypeError(
+                    f"a variable is not allowed as an index or as the bound of a slice: read it "
+                    f"first, int(...): {part!r}"
+                )
     items = _plain(items, shape)
     first = next(
         position for position, item in enumerate(items) if item is not None and item is not Ellipsis
@@ -194,12 +199,3 @@ def _axes_of(item: Any) -> int:
     if item is None or item is Ellipsis:
         return 0
     return item.ndim if isinstance(item, np.ndarray) and item.dtype == bool else 1
-
-
-def _refuse_variables(item: Any) -> None:
-    for part in (item.start, item.stop, item.step) if isinstance(item, slice) else (item,):
-        if hasattr(part, "read_value"):
-            raise TypeError(
-                f"a variable is not allowed as an index or as the bound of a slice: read it "
-                f"first, int(...): {part!r}"
-            )

@@ -64,12 +64,6 @@ def regroup(results: Sequence[Any]) -> Any:
     return nest.map_structure(grouped, *results)
 
 
-def local_results(value: Any) -> tuple[Any, ...]:
-    """Return a tuple with one value for each replica. If `value` is not a PerReplica, return a
-    tuple of this value only."""
-    return value.values if isinstance(value, PerReplica) else (value,)
-
-
 def reduce_replicas(
     reduce_op: Any, value: Any, axis: int | Sequence[int] | None, replicas: int = 1
 ) -> Any:
@@ -92,7 +86,7 @@ def reduce_replicas(
     def reduced(leaf: Any) -> Any:
         if leaf is None:
             return None
-        values = local_results(leaf)
+        values = leaf.values if isinstance(leaf, PerReplica) else (leaf,)
         is_shared = len(values) == 1 and replicas > 1
         if is_shared and op is ReduceOp.SUM and (np.ndim(leaf) or np.any(np.asarray(leaf))):
             raise ValueError(

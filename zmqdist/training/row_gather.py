@@ -44,7 +44,12 @@ def start_rows(variables: Sequence[Any], offsets: Sequence[int], rows: Rows) -> 
     like = variables[0]
     if isinstance(rows, range):
         return Gathered(
-            (_start_range(variables[index], part) for index, part in split_range(offsets, rows)),
+            (
+                variables[index].start_read()
+                if part == range(variables[index].shape[0])
+                else variables[index].start_rows(part)
+                for index, part in split_range(offsets, rows)
+            ),
             lambda parts: _joined(parts, like),
         )
     split = list(split_rows(offsets, rows))
@@ -77,13 +82,9 @@ def split_rows(
     rows are counted from the variable's first row. `positions` are the positions of these rows in
     the argument `rows`, ascending."""
     owners = np.searchsorted(np.asarray(offsets), rows, side="right") - 1
-    for owner in np.unique(owners).tolist():
+    for owner in np.bincount(owners).nonzero()[0].tolist():
         positions = np.flatnonzero(owners == owner)
         yield owner, rows[positions] - offsets[owner], positions
-
-
-def _start_range(variable: Any, rows: range) -> Any:
-    return variable.start_read() if rows == range(variable.shape[0]) else variable.start_rows(rows)
 
 
 def _joined(parts: list[NDArray[Any]], like: Any) -> NDArray[Any]:

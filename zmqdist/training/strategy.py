@@ -596,8 +596,7 @@ _stubs: weakref.WeakValueDictionary[int, StrategyStub] = weakref.WeakValueDictio
 def _stub(session: int, replicas_in_sync: int, workers: int, servers: int) -> StrategyStub:
     """Return this process's stub of the strategy with this session number. Make the stub if the
     process does not have it."""
-    stub = StrategyStub(session, replicas_in_sync, workers, servers)
-    return _stubs.setdefault(session, stub)
+    return _stubs.setdefault(session, StrategyStub(session, replicas_in_sync, workers, servers))
 
 
 def _why_gone(cluster: weakref.ref[ClusterConnection], ps: int) -> str:

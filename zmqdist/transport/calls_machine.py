@@ -42,7 +42,8 @@ Promises, checked by tests/transport/test_calls_machine.py and in simulation (te
         message has at most BATCH_ITEMS_MAX calls, and gets no further call when its bodies have
         BATCH_BYTES_MAX bytes. A call with frames has a message of its own.
     P8  A call does not wait to be batched if no call is in flight, if the waiting calls fill a
-        message, or if the call has frames.
+        message, or if the call has frames. One that is `later` does, unless the waiting calls fill
+        a message: it leaves with the next call.
     P9  The counted arguments that unanswered calls have sent eagerly are at most `eager_bytes_max`
         bytes, unless they belong to a single call. If a call does not fit and has more than
         CHUNK_BYTES in its frames, it leaves without its frames. Other counted calls are held back,
@@ -117,6 +118,8 @@ class ClientCall:
         which is a value if `code` is 0.
       waits_for_server: if False, and no server is connected, the call ends with UNAVAILABLE instead
         of waiting for one.
+      later: whether the call need not leave before the next call, or before a thread of the process
+        waits for a reply. The caller makes sure that one does soon.
       bounded: whether P9, the bound on eager arguments, applies to the call. It does not if the
         server starts the method at once, because the server bounds such calls in another way.
       nbytes: the bytes of arguments that count against the bound on eager arguments (P9); 0 before
@@ -139,6 +142,7 @@ class ClientCall:
         "frames",
         "held",
         "id",
+        "later",
         "message",
         "method",
         "nbytes",
@@ -156,6 +160,7 @@ class ClientCall:
         self.code = 0
         self.message = ""
         self.waits_for_server = True
+        self.later = False
         self.bounded = True
         self.nbytes = 0
         self.held = False
@@ -242,10 +247,13 @@ class ClientCalls:
         # P8: a gathered call leaves with the next reply, so there must be a call in flight; and a
         # full message gains nothing by waiting
         return self.incarnation != 0 and (
-            not in_flight
-            or len(waiting) >= BATCH_ITEMS_MAX
+            len(waiting) >= BATCH_ITEMS_MAX
             or self.waiting_bytes >= BATCH_BYTES_MAX
-            or bool(call.frames)
+            or (
+                bool(call.frames) and len(waiting) > 1
+                if call.later
+                else not in_flight or bool(call.frames)
+            )
         )
 
     def next_message(self) -> list[ClientCall]:

@@ -172,6 +172,7 @@ process_context = ProcessContext()
 def _forked() -> None:
     global process_context
     process_context = ProcessContext()
+    _unsent.clear()
 
 
 register_at_fork(after_in_child=_forked)
@@ -691,6 +692,20 @@ def _release(sleepers: dict[_Sleeper, None], sleeper: _Sleeper) -> None:
         sleeper.lock.release()
 
 
+_unsent: Final[weakref.WeakSet[Channel]] = weakref.WeakSet()
+"""Channels with calls that wait to be batched."""
+
+
+def send_gathered() -> None:
+    """Send what the channels of this process gather, because a thread is about to wait: the caller
+    of several calls to several servers waits for all of them."""
+    for channel in _unsent.copy():
+        _unsent.discard(channel)
+        with channel._guard, channel._lock:
+            channel._connection.flush()
+            channel._wake_waiters()
+
+
 class Channel:
     """The client's side of calls to one address, for any number of threads. Dropping the last
     reference closes the channel.
@@ -740,7 +755,7 @@ class Channel:
         FailedPreconditionError after a fork.
         """
         settle_update()
-        if self._gathering and not call.frames and self._gather(call):
+        if self._gathering and not call.frames and not call.later and self._gather(call):
             return
         with self._guard:
             self._submit(call, False)
@@ -763,6 +778,7 @@ class Channel:
         """Wait until the call has ended. Any number of threads may wait for the same call."""
         if call.ended:
             return
+        send_gathered()
         with self._guard as shielded:
             self._wait(call, shielded)
 
@@ -898,7 +914,9 @@ class Channel:
             connection.submit(call, waits)
             if table.waiting:
                 if table.incarnation:
-                    self._begin_gathering()
+                    _unsent.add(self)
+                    if not call.later:
+                        self._begin_gathering()
                 else:
                     self._ensure_connecting(now, waits)
             if not waits and (

@@ -270,8 +270,10 @@ def rows_of(ref: Ref, indices: Any) -> NDArray[Any]:
     if array.size == 0 and array.ndim == 1:
         return array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        text = f"{ref}: indices are whole numbers in one dimension, not {array.dtype} of shape {array.shape}"
-        raise InvalidArgumentError(text)
+        raise InvalidArgumentError(
+            f"{ref}: indices are whole numbers in one dimension, not {array.dtype} of shape "
+            f"{array.shape}"
+        )
     return array
 
 
@@ -423,10 +425,6 @@ class _Request:
     read: Callable[[Any], Any]
     functions: tuple[PackedFunction, ...]
     sequence: int
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 class PsClient:
@@ -617,7 +615,7 @@ class PsClient:
         recovery_s: float = 0.0,
         due: float = inf,
         still: bool = False,
-        read: Callable[[Any], Any] = _as_it_is,
+        read: Callable[[Any], Any] = lambda reply: reply,
         functions: tuple[PackedFunction, ...] = (),
         sequence: int = 0,
     ) -> PsCall:
@@ -668,6 +666,7 @@ class PsClient:
             request.sources,
             due=request.due,
             waits_for_server=False,
+            later=bool(request.sequence) and task_context.may_send_later(),
         )
 
     def reach(self, until: float) -> None:

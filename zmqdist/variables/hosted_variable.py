@@ -145,15 +145,12 @@ class Storage:
         """Return the current value, or a frozen copy of it. The caller sends or copies the array
         before the next change. Sending a frozen copy needs no further copy.
         """
-        if self._frozen is not None:
-            return self._frozen
-        if self.nbytes >= SHM_DESCRIPTOR_BYTES_MIN:
+        if self._frozen is None and self.nbytes >= SHM_DESCRIPTOR_BYTES_MIN:
             self._reads += 1
             # a copy that several readers share is worth its price only for a value that stays
             if self._reads >= FROZEN_FROM:
                 self._frozen = freeze(self.value)
-                return self._frozen
-        return self.value
+        return self.value if self._frozen is None else self._frozen
 
     def changed(self) -> None:
         """Record that the value is about to change or has changed, so the frozen copy is no longer
@@ -183,8 +180,7 @@ class Storage:
 
     def run(self, rows: range) -> Array:
         """Return an ascending range of rows of the value as a new array."""
-        copy: Array = self.value[rows.start : rows.stop : rows.step].copy()
-        return copy
+        return np.array(self.value[rows.start : rows.stop : rows.step])
 
     def scatter(self, op: str, indices: Array, rows: Array) -> None:
         """Apply a sparse update. `indices` are in bounds, and `rows` has the dtype of the value and
@@ -324,10 +320,11 @@ class HostedVariable:
         """Return the rows at some indices, or of a range (start, stop, step), as a new array.
         Raises InvalidArgumentError if there are no such rows.
         """
-        if isinstance(indices, (tuple, list)):
-            array = self.storage.run(self._range(*indices))
-        else:
-            array = self.storage.gather(self._indices(indices))
+        array = (
+            self.storage.run(self._range(*indices))
+            if isinstance(indices, (tuple, list))
+            else self.storage.gather(self._indices(indices))
+        )
         self.bytes_out += array.nbytes
         return array
 
@@ -397,12 +394,6 @@ class HostedVariable:
             self.storage.assign(array)
 
         return commit
-
-    def _add(self, value: Any) -> Commit:
-        return self._dense(np.add, value)
-
-    def _sub(self, value: Any) -> Commit:
-        return self._dense(np.subtract, value)
 
     def _dense(self, ufunc: Any, value: Any) -> Commit:
         self._check_numbers()
@@ -609,8 +600,8 @@ def _read_saved(saved: Any) -> tuple[dict[str, dict[str, Array]], dict[str, int]
 
 _PREPARE: Final[dict[str, Callable[..., Commit]]] = {
     "assign": HostedVariable._assign,
-    "add": HostedVariable._add,
-    "sub": HostedVariable._sub,
+    "add": lambda variable, value: variable._dense(np.add, value),
+    "sub": lambda variable, value: variable._dense(np.subtract, value),
     "scatter": HostedVariable._scatter,
     "swap": HostedVariable._swap,
     "apply": HostedVariable._apply,

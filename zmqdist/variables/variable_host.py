@@ -6,7 +6,7 @@ Rules
     `create` has made, and an update has an id (updates_machine.py). The reply to a request for an
     unknown session or variable is ABORTED, because this process was restarted, or has dropped the
     session or variable. The variable host uses ABORTED for no other error.
-    Only the loop uses the tables. The loop executes requests that take microseconds, and threads
+    Only the loop uses the tables. The loop executes requests up to PS_LOOP_BYTES_MAX, and threads
     execute larger requests. The thread or loop that executes a request holds the locks of the
     request's variables. An update of several variables holds all their locks, and changes all
     variables or none.
@@ -52,9 +52,9 @@ from zmqdist.errors import (
     UnknownError,
 )
 from zmqdist.limits import (
-    INLINE_BYTES_MAX,
     PS_CLIENTS_MAX,
     PS_FUNCTIONS_MAX,
+    PS_LOOP_BYTES_MAX,
     PS_PROGRAM_GONE_S,
     PS_UPDATE_KEYS_MAX,
     VARIABLES_SHOWN_MAX,
@@ -154,11 +154,11 @@ Changes = Sequence[tuple[Any, ...]]
 
 
 def is_small(variables: Sequence[HostedVariable], changes: Changes) -> bool:
-    """Return whether an update takes only microseconds. If so, the loop may execute it."""
+    """Return whether the loop may execute an update, which is not large."""
     nbytes = 0
     for variable, change in zip(variables, changes, strict=True):
         nbytes += _touched_bytes(variable, change)
-        if nbytes > INLINE_BYTES_MAX or change[1] == "call":
+        if nbytes > PS_LOOP_BYTES_MAX or change[1] == "call":
             return False
     return True
 
@@ -383,8 +383,10 @@ class VariableHost:
     def _session(self, session: int) -> _Session:
         record = self._sessions.get(session)
         if record is None:
-            text = f"{self._name} does not know session {session}: {self._name} was restarted, or the strategy was closed"
-            raise AbortedError(text)
+            raise AbortedError(
+                f"{self._name} does not know session {session}: {self._name} was restarted, or the "
+                f"strategy was closed"
+            )
         return record
 
     def _variables(self, session: int, numbers: Sequence[int]) -> list[HostedVariable]:
@@ -392,8 +394,10 @@ class VariableHost:
         try:
             return [variables[number] for number in numbers]
         except KeyError as error:
-            text = f"{self._name} has no variable {error.args[0]} in this session: it was dropped, or not made"
-            raise AbortedError(text) from None
+            raise AbortedError(
+                f"{self._name} has no variable {error.args[0]} in this session: it was dropped, or "
+                f"not made"
+            ) from None
 
     # -- variables ---------------------------------------------------------------------------------
 
@@ -415,7 +419,7 @@ class VariableHost:
         record = self._session(session)
         # `create` is repeated after a lost reply
         if number in record.variables:
-            call.reply(_spec(record.variables[number]))
+            self._note_created(call, record, number, record.variables[number])
         else:
             self._service.submit(
                 self._make, call, record, number, name, initial, earlier, refuse=call.fail
@@ -445,7 +449,8 @@ class VariableHost:
     def _note_created(
         self, call: PendingCall, session: _Session, number: int, variable: HostedVariable
     ) -> None:
-        call.reply(_spec(session.variables.setdefault(number, variable)))
+        value = session.variables.setdefault(number, variable).storage
+        call.reply(TensorSpec(value.shape, value.dtype))
 
     def _drop(self, call: PendingCall, session: int, numbers: list[int]) -> None:
         variables = self._session(session).variables
@@ -494,23 +499,27 @@ class VariableHost:
             for variable, (_, indices) in zip(variables, requests, strict=True)
             if variable.storage.shape
         )
-
-        def read() -> Any:
-            return [
+        self._under_locks(
+            call,
+            variables,
+            nbytes,
+            lambda: [
                 variable.rows(indices)
                 for variable, (_, indices) in zip(variables, requests, strict=True)
-            ]
-
-        self._under_locks(call, variables, nbytes, read, sizes=False)
+            ],
+            sizes=False,
+        )
 
     def _saved(self, call: PendingCall, session: int, numbers: list[int]) -> None:
         """Reply with version, value, slots and applied updates (variable_host.py) of each variable,
         read under all locks."""
         variables = self._variables(session, numbers)
         applied_updates = self._sessions[session].applied_updates
-
-        def saved() -> Any:
-            return [
+        self._under_locks(
+            call,
+            variables,
+            0,
+            lambda: [
                 (
                     variable.version,
                     variable.read(),
@@ -518,9 +527,9 @@ class VariableHost:
                     applied_updates.saved(number, variable.steps.applied),
                 )
                 for number, variable in zip(numbers, variables, strict=True)
-            ]
-
-        self._under_locks(call, variables, 0, saved, here=False)
+            ],
+            here=False,
+        )
 
     def _status(self, call: PendingCall) -> None:
         """Reply with the figures of this ps that `zmqdist status` shows."""
@@ -603,7 +612,7 @@ class VariableHost:
         """
         if sizes:
             nbytes += sum(variable.storage.nbytes for variable in variables)
-        if here and nbytes <= INLINE_BYTES_MAX and _lock_now(variables):
+        if here and nbytes <= PS_LOOP_BYTES_MAX and _lock_now(variables):
             try:
                 call.reply(fn())
             finally:
@@ -873,7 +882,3 @@ def _holder(peer: Peer) -> int:
     """Return the incarnation of the client at the other end of a connection, which stays the same
     when the client reconnects."""
     return 0 if peer.hello is None else peer.hello.incarnation
-
-
-def _spec(variable: HostedVariable) -> TensorSpec:
-    return TensorSpec(variable.storage.shape, variable.storage.dtype)

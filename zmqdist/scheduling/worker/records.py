@@ -23,7 +23,7 @@ from zmqdist.transitions import enter
 
 SLOT_BATCH_MAX = 512
 """The largest number of items in a batch for a slot."""
-SLOT_BATCH_S = 0.005
+SLOT_BATCH_S = 0.01
 """Seconds that a batch for a slot should take."""
 
 

@@ -24,6 +24,7 @@ import mmap
 import os
 import sys
 import threading
+from bisect import bisect_left
 from collections import deque
 from typing import Any, Final, TypeAlias
 
@@ -41,9 +42,10 @@ from zmqdist.scheduling.worker.function_call import Functions, failure, last_fai
 from zmqdist.scheduling.worker.run_figures import BEGAN, TABLE_BYTES, Failure, Run, RunTable
 from zmqdist.scheduling.worker.worker_cache import SlotFetcher
 from zmqdist.scheduling.worker.worker_events import NOT_RUN
+from zmqdist.transport.channel import send_gathered
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.pipe import BlockingPipe, PipeCodec
-from zmqdist.transport.shm_pool import Handle, Offer, ShmPool, this_pool
+from zmqdist.transport.shm_pool import Handle, Offer, this_pool
 from zmqdist.wire import results
 
 log = logging.getLogger("zmqdist.scheduling")
@@ -66,29 +68,36 @@ class _Reporter:
     runs there, from a helper thread.
 
     Attributes:
-      outcomes: the outcomes that are not reported yet. Only the main thread appends outcomes,
+      outcomes: the outcomes that are not reported yet, by position. Only the main thread appends outcomes,
         without a lock. `flush` removes reported outcomes from the front, with the lock held.
+      updates: the updates that functions have left in flight, with their positions, and whether
+        errors are packed safely. If an update fails, the function does. The main thread appends one
+        before the outcome of its function.
     """
 
     def __init__(self, pipe: BlockingPipe[SlotMessage], table: RunTable) -> None:
         self._table = table
         self.outcomes: list[tuple[int, int, bytes]] = []
-        self._updates: deque[tuple[int, Future, bool]] = deque()
+        self.updates: deque[tuple[int, Future, bool]] = deque()
         self._pipe = pipe
-        self._pool = this_pool()
+        self.pool = this_pool()
         self._lock = threading.Lock()
         self._in_batch = False
         self._busy = threading.Event()
         self._helper: threading.Thread | None = None
 
-    def flush(self) -> None:
+    def flush(self, newest: int = 0) -> None:
         """Report the outcomes so far, when the updates that their functions left in flight have
-        ended."""
+        ended; but no outcome from the position `newest` on, if its function has left an update:
+        the request leaves with those of the next function."""
         with self._lock:
             count, table = len(self.outcomes), self._table
-            while count and self._updates and self._updates[0][0] <= self.outcomes[count - 1][0]:
-                self._settle(*self._updates[0])
-                self._updates.popleft()
+            while count and self.updates and self.updates[0][0] <= self.outcomes[count - 1][0]:
+                if self.updates[0][0] == newest:
+                    count = bisect_left(self.outcomes, (newest,))
+                    break
+                self._settle(*self.updates[0])
+                self.updates.popleft()
             outcomes = self.outcomes[:count]
             if table.failures or table.runs:
                 self._pipe.send(SlotReport(outcomes, [], *table.take_reports()))
@@ -99,23 +108,14 @@ class _Reporter:
                 # be sent later.
                 del self.outcomes[: len(outcomes)]
 
-    def add_update(self, position: int, update: Future, safely: bool) -> None:
-        """Add an update that the function at this position has left in flight, before its outcome.
-        If the update fails, the function does."""
-        self._updates.append((position, update, safely))
-
     def _settle(self, position: int, update: Future, safely: bool) -> None:
         try:
             update.get_value()
         except Exception as error:
-            index = next(i for i, outcome in enumerate(self.outcomes) if outcome[0] == position)
+            index = bisect_left(self.outcomes, (position,))
             if self.outcomes[index][1] != ERROR:
                 self.outcomes[index] = position, *failure(error, safely, unpickling=False)
                 self._table.note_failure(position, last_failure.take())
-
-    @property
-    def pool(self) -> ShmPool | None:
-        return self._pool
 
     def send_bulk(self, position: int, kind: int, parts: list[Any]) -> None:
         """Report a large or kept result. Large parts are copied once into shared memory, where
@@ -127,9 +127,9 @@ class _Reporter:
         self._pipe.send(SlotReport([(position, kind, b"")], handles), piped)
 
     def _lend(self, part: Any) -> Handle | None:
-        if self._pool is None or memoryview(part).nbytes <= INLINE_BYTES_MAX:
+        if self.pool is None or memoryview(part).nbytes <= INLINE_BYTES_MAX:
             return None
-        block = self._pool.find_frozen(part) or self._pool.copy_in(part)
+        block = self.pool.find_frozen(part) or self.pool.copy_in(part)
         return None if block is None else block.lend()
 
     def begin(self) -> None:
@@ -141,16 +141,20 @@ class _Reporter:
             )
             self._helper.start()
         self._in_batch = True
+        task_context.leave_updates_in_flight(threading.get_ident(), in_batch=True)
         if not self._busy.is_set():
             self._busy.set()
 
     def end(self) -> None:
         self._in_batch = False
+        task_context.leave_updates_in_flight(threading.get_ident())
         self.flush()
 
     def _help(self) -> None:
-        """Report outcomes every FLUSH_S while batches run. If several batches begin in quick
+        """Report outcomes, and send the requests of updates that are in flight, every FLUSH_S while
+        batches run. If several batches begin in quick
         succession, only the first wakes this thread."""
+        newest = 0
         while self._busy.wait():
             time.sleep(FLUSH_S)
             self._busy.clear()
@@ -158,7 +162,10 @@ class _Reporter:
                 # read this after `clear`: else a batch that begins in between would be missed
                 self._busy.set()
             try:
-                self.flush()
+                send_gathered()
+                # an update that was the newest already has been on its way for FLUSH_S
+                before, newest = newest, max((each[0] for each in list(self.updates)), default=0)
+                self.flush(newest if newest != before else 0)
             except OSError:
                 return
             except BaseException:
@@ -284,7 +291,7 @@ def _run_batch(
         seconds[BEGAN] = began = now
         kind, result = run(functions, coordinator, fn, payload)
         if (update := task_context.take_update()) is not None:
-            reporter.add_update(position, update, payload[:1] == results.SAFE)
+            reporter.updates.append((position, update, payload[:1] == results.SAFE))
         if _forked:
             os._exit(0)  # the function forked this child, which must not use its parent's pipe
         now = time.monotonic()
@@ -303,7 +310,7 @@ def _run_batch(
             table.note_failure(position, last_failure.take())
         outcomes.append((position, kind, result))
         if len(outcomes) >= FLUSH_ITEMS or now > flush_at:
-            reporter.flush()
+            reporter.flush(newest=position)
             now = time.monotonic()
             flush_at = now + FLUSH_S
     if durations:

@@ -72,12 +72,12 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
     directory = storage.absolute(directory)
     paths = [storage.join(directory, name) for name in storage.list_names(directory)]
     others = [path for path in paths if storage.exists(storage.join(path, MANIFEST))]
-    return max(others, key=_written_at, default=None)
-
-
-def _written_at(path: str) -> int:
-    """Return when a checkpoint was written, in ns; 0 at a URL, where times differ in meaning."""
-    return 0 if "://" in path else os.stat(storage.join(path, MANIFEST)).st_mtime_ns
+    # times at a URL differ in meaning
+    return max(
+        others,
+        key=lambda path: 0 if "://" in path else os.stat(storage.join(path, MANIFEST)).st_mtime_ns,
+        default=None,
+    )
 
 
 @checked
