@@ -71,7 +71,7 @@ class Plan:
     element_bytes: int = 2**22
     model_bytes: int = 2**28
     greedy_bytes: int = 10 * 2**30
-    workers: tuple[int, ...] = (2, 10, 100, 1000, 10_000)
+    workers: tuple[int, ...] = (2, 10, 100, 1000, 10_000, 100_000)
     tasks: tuple[int, ...] = (1000, 10_000, 100_000, 1_000_000)
 
 

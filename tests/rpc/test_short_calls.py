@@ -249,7 +249,7 @@ def test_work_waits_while_the_pool_is_occupied() -> None:
     pool.stop()
 
 
-def test_pool_is_not_occupied_while_work_waits() -> None:
+def test_pool_is_not_occupied_beyond_its_threads() -> None:
     pool, go = HandlerPool("test", 2), threading.Event()
     for _ in range(3):
         pool.submit(go.wait, 30)
@@ -257,6 +257,23 @@ def test_pool_is_not_occupied_while_work_waits() -> None:
     go.set()
     assert pool.wait_idle(20)
     assert pool.occupy()
+    pool.stop()
+
+
+@pytest.mark.parametrize(("threads_max", "occupied"), [(1, False), (2, True)])
+def test_only_one_thread_keeps_the_order(
+    threads_max: int, occupied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, held = HandlerPool("test", threads_max), list[threading.Thread]()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda thread: held.append(thread))
+        pool.submit(int)
+    assert pool.occupy() == occupied
+    if occupied:
+        pool.release()
+    for thread in held:
+        thread.start()
+    assert pool.wait_idle(20)
     pool.stop()
 
 

@@ -113,9 +113,12 @@ class HandlerPool:
 
     def occupy(self) -> bool:
         """Count the calling thread as a busy one of the pool. Return False if the pool has no room
-        for it, or work waits."""
+        for it, or has one thread, for which work waits: that keeps its order."""
         with self._lock:
-            if self._admission.count or self._busy >= self._threads_max:
+            # With more threads it may overtake work that waits, or a method whose calls never end
+            # all at once would stay in the pool for ever.
+            in_order = self._threads_max == 1 and self._admission.count
+            if in_order or self._busy >= self._threads_max:
                 return False
             self._busy += 1
             return True

@@ -2,8 +2,8 @@
 thread need wake up for them.
 
 Rules
-    A call runs here if its method is short (admission_machine.py), it came in one message, and no
-    call waits for a thread of the pool. The loop's thread then counts as one of the pool's threads,
+    A call runs here if its method is short (admission_machine.py), it came in one message, and the
+    pool has room for one thread more. The loop's thread then counts as one of the pool's threads,
     and runs the calls without the turn (`Loop.run_apart`): a call may wait for anything.
     After TURN_S the loop takes its next turn, and goes on with these calls in it. When a call takes
     too long, the loop gets another thread, and the pool runs the calls that have not begun. It also
@@ -48,6 +48,7 @@ class ShortCall(NamedTuple):
 
 
 Outcome = tuple[Reply | None, Sequence[Source]]
+Ran = tuple[ServedCall, Peer, Reply | None, Sequence[Source]]
 
 
 class ShortCalls:
@@ -74,6 +75,7 @@ class ShortCalls:
         # under the lock: the loop's thread runs calls as long as this is its own round
         self._round = 0
         self._current: ShortCall | None = None
+        self._ran: list[Ran] = []
 
     def attach(self, loop: Loop) -> None:
         """Set the loop whose thread runs the calls."""
@@ -105,6 +107,7 @@ class ShortCalls:
             return calls
 
     def _end(self) -> None:
+        self._finish_ran()
         if self._waiting and not self._waiting[0].method.short.holds(time.monotonic()):
             self._begin_all()
         if self._waiting:
@@ -120,12 +123,21 @@ class ShortCalls:
             current, self._current = self._current, None
             if current is not None:
                 self._pool.note_overdue(self._run, current)
+        self._finish_ran()
         self._occupied = False
         if current is not None:
             current.method.short.ran(CREDIT_S, time.monotonic())
         self._begin_all()
         if current is None:
             self._pool.release()
+
+    def _finish_ran(self) -> None:
+        ran, self._ran = self._ran, []
+        for outcome in ran:
+            try:
+                self._finish(*outcome)
+            except Exception:
+                self._loop.fault("the reply of a short call")
 
     def _begin_all(self) -> None:
         for call in self.take_waiting():
@@ -149,14 +161,16 @@ class ShortCalls:
                     return
                 call = self._current = self._waiting.popleft()
             reply, sources = self._run(*call)
-            with contextlib.suppress(FailedPreconditionError):  # the loop has ended meanwhile
-                self._loop.call_soon(self._finish, call.served, call.peer, reply, sources)
+            ran = (call.served, call.peer, reply, sources)
             before, now = now, time.monotonic()
             with lock:
                 is_overdue = self._round != this_round
                 if not is_overdue:
                     self._current = None
+                    self._ran.append(ran)
             if is_overdue:
+                with contextlib.suppress(FailedPreconditionError):  # the loop has ended meanwhile
+                    self._loop.call_soon(self._finish, *ran)
                 self._pool.release(call)
                 return
             call.method.short.ran(now - before, now)
