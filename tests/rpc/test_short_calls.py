@@ -253,6 +253,7 @@ def test_pool_is_not_occupied_beyond_its_threads() -> None:
     pool, go = HandlerPool("test", 2), threading.Event()
     for _ in range(3):
         pool.submit(go.wait, 30)
+    until(lambda: pool.counts()[1] == 2)
     assert not pool.occupy()
     go.set()
     assert pool.wait_idle(20)
@@ -261,7 +262,7 @@ def test_pool_is_not_occupied_beyond_its_threads() -> None:
 
 
 @pytest.mark.parametrize(("threads_max", "occupied"), [(1, False), (2, True)])
-def test_only_one_thread_keeps_the_order(
+def test_pool_of_one_thread_keeps_the_order(
     threads_max: int, occupied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool, held = HandlerPool("test", threads_max), list[threading.Thread]()
