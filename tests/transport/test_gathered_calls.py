@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from typing import Any
@@ -224,3 +225,32 @@ def test_cancelled_gathered_call_is_never_sent(serve: Serve, open_channel: Open)
     start(channel, b"framed", frames=[b"frame"])
     until(lambda: len(arrived) == 2)
     assert arrived == [[b"first"], [b"framed"]]
+
+
+def test_channels_of_threads_send_at_once(serve: Serve, open_channel: Open) -> None:
+    """Each thread that waits sends what the channels of all others have gathered."""
+    served = serve()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    failures: list[Exception] = []
+
+    def work(channel: Channel) -> None:
+        try:
+            for _ in range(60):
+                for call in [start(channel) for _ in range(4)]:
+                    channel.wait(call)
+                    assert call.code == errors.OK, call.message
+        except Exception as error:
+            failures.append(error)
+
+    threads = [
+        threading.Thread(target=work, args=(open_channel(served.address),)) for _ in range(12)
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(before)
+    assert not failures

@@ -692,18 +692,23 @@ def _release(sleepers: dict[_Sleeper, None], sleeper: _Sleeper) -> None:
         sleeper.lock.release()
 
 
-_unsent: Final[weakref.WeakSet[Channel]] = weakref.WeakSet()
-"""Channels with calls that wait to be batched."""
+_unsent: Final[set[weakref.ref[Channel]]] = set()
+"""Channels with calls that wait to be batched. Threads add and pop at the same time."""
 
 
 def send_gathered() -> None:
     """Send what the channels of this process gather, because a thread is about to wait: the caller
     of several calls to several servers waits for all of them."""
-    for channel in _unsent.copy():
-        _unsent.discard(channel)
-        with channel._guard, channel._lock:
-            channel._connection.flush()
-            channel._wake_waiters()
+    for _ in range(len(_unsent)):  # others may go on gathering
+        try:
+            channel = _unsent.pop()()
+        except KeyError:  # another thread has taken the last
+            return
+        if channel is not None:
+            with channel._guard, channel._lock:
+                if not channel.closed:
+                    channel._connection.flush()
+                    channel._wake_waiters()
 
 
 class Channel:
@@ -742,6 +747,7 @@ class Channel:
         self._gathering = False
         self._spins_in_vain = 0
         self._guard = InterruptGuard(address, self._wake_fd)
+        self._reference = weakref.ref(self)
         self.closed = False
         self._connection.maintain(monotonic())
 
@@ -914,7 +920,7 @@ class Channel:
             connection.submit(call, waits)
             if table.waiting:
                 if table.incarnation:
-                    _unsent.add(self)
+                    _unsent.add(self._reference)
                     if not call.later:
                         self._begin_gathering()
                 else:

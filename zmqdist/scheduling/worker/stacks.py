@@ -60,6 +60,7 @@ def own_frames(stack: Sequence[Frame], *, is_main: bool = False) -> Sequence[Fra
 
 
 WAITING: Final = tuple(
-    PACKAGE + folder + os.sep for folder in ("process", os.path.join("scheduling", "worker"))
+    PACKAGE + folder + os.sep
+    for folder in ("process", "transport", os.path.join("scheduling", "worker"))
 )
 """The folders of the code that waits for work in a slot and in an actor."""
