@@ -6,10 +6,51 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import sys
+from _thread import RLock
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+
+
+class _Collector:
+    """Switches the garbage collector off while any thread imports.
+
+    Sets the threshold of the youngest generation to zero instead of calling `gc.disable`, so that
+    this does not mix with calls of `gc.disable` and `gc.enable` by the program.
+    """
+
+    def __init__(self) -> None:
+        self._lock = RLock()  # a signal handler may import while its thread holds the lock
+        self._users = 0
+        self._threshold = 0
+
+    def switch_off(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._threshold = gc.get_threshold()[0]
+                gc.set_threshold(0)
+
+    def release(self) -> None:
+        with self._lock:
+            if self._users == 1 and gc.get_threshold()[0] == 0:
+                gc.set_threshold(self._threshold)
+            # already zero if this thread has forked meanwhile, and this is the child
+            self._users = max(0, self._users - 1)
+
+    def forked(self) -> None:
+        """Switch the collector on in a forked child, which does not have the importing threads."""
+        self._lock = RLock()
+        self._users = min(1, self._users)
+        self.release()
+
+
+_collector = _Collector()
+if sys.platform != "win32":
+    # not by zmqdist.platforms, which would make the import of the package slower
+    os.register_at_fork(after_in_child=_collector.forked)  # noqa: TID251
 
 
 @contextmanager
@@ -17,13 +58,11 @@ def without_collection() -> Iterator[None]:
     """Return a context manager in which the garbage collector does not run. Imports make little
     garbage, and would spend a tenth of their time in the collector.
     """
-    is_enabled = gc.isenabled()
-    gc.disable()
     try:
+        _collector.switch_off()
         yield
     finally:
-        if is_enabled:
-            gc.enable()
+        _collector.release()
 
 
 def lazy_names(
