@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -292,6 +293,54 @@ def test_flush_waits_for_reader(loop: Loop, child_of: Any) -> None:
     loop.run(parent.flush, 20.0)
     assert parent.unsent_bytes == 0
     reader.join(20)
+
+
+def test_many_messages_leave_turns_to_others(loop: Loop, child_of: Any) -> None:
+    heard: list[bytes] = []
+    turns: list[int] = []
+
+    def hear(message: bytes, _: Parts) -> None:
+        heard.append(message)
+        if len(heard) == 1:
+            loop.call_soon(lambda: turns.append(len(heard)))
+
+    _, child = child_of(hear)
+    messages = [b"%d" % number for number in range(200)]
+    loop.run(lambda: [child.send(message) for message in messages])
+    until(lambda: len(heard) == 200)
+    assert heard == messages
+    assert turns[0] < 100
+
+
+@pytest.mark.parametrize("data", [framed([(bytes(200), [])]), struct.pack("<IIQ", 0, 1, 2**40)])
+def test_too_long_message_ends_the_pipe(loop: Loop, data: bytes) -> None:
+    ended = threading.Event()
+    heard: list[bytes] = []
+    ours, theirs = socket.socketpair()
+    pipe = loop.run(lambda: LoopPipe(loop, BYTES, lambda *one: heard.append(one), ended.set, ours))
+    loop.run(pipe.bound, 100)
+    theirs.sendall(framed([(bytes(50), [])]) + data)
+    assert ended.wait(20)
+    assert heard == [(bytes(50), [])]
+    loop.run(pipe.close)
+    theirs.close()
+
+
+def test_closed_pipe_ends_beside_a_copy(loop: Loop, child_of: Any) -> None:
+    """A child that the program has forked has a copy of this end."""
+    ours, theirs = socket.socketpair()
+    pipe = loop.run(lambda: LoopPipe(loop, BYTES, lambda *_: None, own=ours))
+    with ours.dup(), theirs:
+        loop.run(pipe.close)
+        assert theirs.recv(1) == b""
+
+
+def test_refused_parts_leave_no_trace(loop: Loop, child_of: Any) -> None:
+    parent, child = child_of()
+    with pytest.raises(TypeError):
+        loop.run(parent.send, b"refused", [memoryview(bytes(4))[::2]])
+    assert loop.run(parent.send, b"next")
+    assert child.receive() == (b"next", [])
 
 
 def test_send_after_end_of_reader_fails(loop: Loop) -> None:

@@ -45,6 +45,7 @@ from zmqdist.transport import shortcut as shortcut_module
 from zmqdist.transport.dealer import configure
 from zmqdist.transport.endpoint import split
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.pipe import BYTES, BlockingPipe
 from zmqdist.transport.port_probe import PortProbe
 from zmqdist.transport.router import REFUSALS_MAX, Peer, Router
 from zmqdist.transport.security import client_security, server_security
@@ -982,16 +983,25 @@ def test_last_messages_of_host_arrive(
     timer.join()
 
 
-@pytest.mark.parametrize("fault", ["other user", "no listener", "other connection"])
+@pytest.mark.parametrize(
+    "fault", ["other user", "no listener", "other connection", "no room", "silence"]
+)
 def test_connection_without_shortcut_uses_zeromq(
     serve: Serve, dial: Dial, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     monkeypatch.setattr(dealer, "find", lambda *_: None)
+    ends = socket.socketpair()
     if fault == "other user":
         other = SimpleNamespace(geteuid=lambda: os.geteuid() + 1, getpid=os.getpid)
         monkeypatch.setattr(shortcut_module, "os", other)
     elif fault == "no listener":
         monkeypatch.setattr(router_module, "listen_on_host", lambda *_: None)
+    elif fault == "no room":
+        few = SimpleNamespace(getrlimit=lambda _: (2, 2), RLIMIT_NOFILE=0)
+        monkeypatch.setattr(shortcut_module, "resource", few)
+    elif fault == "silence":
+        monkeypatch.setattr(dealer, "connect_on_host", lambda *_: ends[0])
+        monkeypatch.setattr(dealer, "HANDSHAKE_S", 0.2)
     else:
         monkeypatch.setattr(router_module, "remote_address", lambda *_: None)
     served = serve()
@@ -999,6 +1009,45 @@ def test_connection_without_shortcut_uses_zeromq(
     one.expect("up")
     one.ask(1)
     assert [peer.shortcut for peer in served.router.peers] == [None]
+    for end in ends:
+        end.close()
+
+
+def claim(served: Served, peer: Peer) -> BlockingPipe[bytes]:
+    """Return a pipe to the server whose first message claims this peer's connection."""
+    end = shortcut_module.connect_on_host(split(served.address)[1], 1)
+    assert end is not None
+    pipe = BlockingPipe(end.detach(), BYTES)
+    address = str(router_module.remote_address(peer.fd)).encode()
+    assert peer.hello is not None
+    pipe.send(encode_hello(peer.hello), [address])
+    return pipe
+
+
+def test_connection_with_shortcut_cannot_be_claimed(
+    serve: Serve, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dealer, "find", lambda *_: None)
+    served = serve()
+    one = dial(served.address)
+    one.expect("up")
+    one.ask(1)
+    pipe = claim(served, served.router.peers[0])
+    with contextlib.closing(pipe), pytest.raises(EOFError):
+        pipe.receive()
+    one.ask(2)
+
+
+def test_end_of_shortcut_ends_its_connection(serve: Serve, connect: Connect) -> None:
+    """What the server has sent by the shortcut may be lost, so the peer has to connect again."""
+    served = serve()
+    raw = connect(served)
+    raw.send(HELLO)
+    raw.receive()
+    (peer,) = served.router.peers
+    with contextlib.closing(claim(served, peer)) as pipe:
+        assert is_hello(pipe.receive()[0])
+    until(lambda: served.gone == [peer])
 
 
 def test_unbound_port_has_no_shortcut(serve: Serve) -> None:

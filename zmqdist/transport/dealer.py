@@ -603,6 +603,8 @@ class DealerConnection:
         self._server_hello = hello
         self._to_server: Shortcut | LoopPipe[bytes] | None = None
         self._from_server: Shortcut | LoopPipe[bytes] | None = None
+        self._silent = False
+        """Whether a server has not answered by its pipe, so that none is used any more."""
         self._on_up = on_up
         self._on_message = on_message
         self._on_down = on_down
@@ -695,6 +697,7 @@ class DealerConnection:
         self._loop.remove_socket(monitor)
         self._watched = self._to_server = None
         if self._from_server is not None:
+            self._loop.set_timer((self, "pipe"), None, self._pipe_silent)
             self._from_server.close()
             self._from_server = None
 
@@ -802,14 +805,17 @@ class DealerConnection:
         if (server := find(port, hello.incarnation)) is not None:
             self._from_server = Shortcut(self._loop, self._deliver)
             self._to_server = server.shortcut_from(self._hello, address, self._from_server)
-        elif (end := connect_on_host(port, hello.incarnation)) is not None:
+        elif not self._silent and (end := connect_on_host(port, hello.incarnation)) is not None:
             pipe = LoopPipe(self._loop, BYTES, self._deliver_piped, self._pipe_ended, end)
             pipe.send(encode_hello(self._hello), [str(address).encode()])
             self._from_server = pipe
+            until = self._loop.now() + HANDSHAKE_S
+            self._loop.set_timer((self, "pipe"), until, self._pipe_silent)
             return
         self._begin()
 
     def _begin(self) -> None:
+        self._loop.set_timer((self, "pipe"), None, self._pipe_silent)
         self.up = True
         self._on_up(self._server_hello)
 
@@ -827,6 +833,11 @@ class DealerConnection:
             self._begin()
         else:
             self._lost()
+
+    def _pipe_silent(self) -> None:
+        # the server may still answer there, so that its replies would be lost for this connection
+        self._silent = True
+        self._lost()
 
     def _drop(self, reason: str) -> int:
         """Count a dropped message. Return how many were dropped for this reason before."""

@@ -18,7 +18,7 @@ child, or in a parent that has one thread for each child. `LoopPipe` is for a pa
 thread serves thousands of children, and never waits.
 
 The format has no version and the reader trusts its input, because only processes of one user use
-a pipe.
+a pipe; `bound` is for an end that is not known yet.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from zmqdist.errors import ResourceExhaustedError
@@ -55,6 +56,9 @@ unmap new memory of this size for each message."""
 
 READS_PER_TURN: Final = 16
 """How often a pipe is read before the loop thread serves other file descriptors."""
+
+MESSAGES_PER_TURN_MAX: Final = 32
+"""Messages of a pipe that are delivered before the loop thread serves others."""
 
 _LENGTHS: Final = struct.Struct("<II")
 
@@ -108,6 +112,9 @@ class FrameReader(Generic[M]):
         """The message to which the memory in `_unfilled` belongs. Empty if no parts are being
         read.
         """
+        self.bytes_max = inf
+        """The most bytes of a message. After a longer one `broken` is set, and nothing is read."""
+        self.broken = False
         self._skip = 0
         """The number of bytes of parts that must still be read and dropped, because there was no
         memory for these parts."""
@@ -143,6 +150,9 @@ class FrameReader(Generic[M]):
             message_bytes, parts_count = _LENGTHS.unpack_from(buffer)
             begin = _LENGTHS.size + 8 * parts_count
             end = begin + message_bytes
+            if end > self.bytes_max:
+                self.broken = True
+                return
             if len(buffer) < end:
                 return
             message = self._codec.decode(bytes(buffer[begin:end]))
@@ -151,6 +161,9 @@ class FrameReader(Generic[M]):
                 yield message, []
                 continue
             sizes = struct.unpack_from(f"<{parts_count}Q", buffer, _LENGTHS.size)
+            if sum(sizes) > self.bytes_max:
+                self.broken = True
+                return
             del buffer[:end]
             parts = self._begin_parts(sizes)
             if self._unfilled:
@@ -173,6 +186,13 @@ class FrameReader(Generic[M]):
             if early < len(part):
                 self._unfilled.append(memoryview(part)[early:])
         return parts
+
+
+def close_for_all(end: socket.socket) -> None:
+    """Close a socket, also for a forked child, which has a copy of its descriptor."""
+    with contextlib.suppress(OSError):  # the other end has closed it
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
 
 
 class BlockingPipe(Generic[M]):
@@ -274,7 +294,9 @@ class LoopPipe(Generic[M]):
         self._on_message = on_message
         self._frames = FrameReader(codec)
         self._out: deque[memoryview] = deque()
-        self._blocked = self._ending = self._closed = False
+        self._arrived: Iterator[tuple[M, Parts]] = iter(())
+        """The messages that were read and not delivered."""
+        self._blocked = self._ending = self._closed = self._goes_on = False
         self._finished = False
         """Whether the child has ended or this end is closed, so that no more bytes are read or
         written."""
@@ -290,11 +312,14 @@ class LoopPipe(Generic[M]):
         is closed."""
         if self._finished or self._ending:
             return False
-        self._out.append(memoryview(frame(self._codec.encode(message), parts)))
         if self._blocked:
-            self._out.extend(memoryview(bytes(part)) for part in parts)
+            views = [memoryview(bytes(part)) for part in parts]
+        else:
+            views = [memoryview(part).cast("B") for part in parts]
+        self._out.append(memoryview(frame(self._codec.encode(message), parts)))
+        self._out.extend(views)
+        if self._blocked:
             return True
-        self._out.extend(memoryview(part).cast("B") for part in parts)
         self._write()
         if parts and self._out:
             self._out = deque(memoryview(bytes(rest)) for rest in self._out)
@@ -303,7 +328,7 @@ class LoopPipe(Generic[M]):
     def flush(self, timeout_s: float) -> None:
         """Wait at most so long until the queued messages are sent."""
         if self._out:
-            self._socket.settimeout(timeout_s)
+            self._socket.settimeout(max(0.0, timeout_s))
             with contextlib.suppress(OSError):  # the other end is closed, or reads too slowly
                 self._socket.sendall(b"".join(self._out))
             self._out.clear()
@@ -323,12 +348,16 @@ class LoopPipe(Generic[M]):
         while self._read_once():
             pass
 
+    def bound(self, bytes_max: float) -> None:
+        """Treat a longer message from now on as the other end's end."""
+        self._frames.bytes_max = bytes_max
+
     def close(self) -> None:
         """Close this end and drop the queued messages. Idempotent."""
         if not self._closed:
             self._closed = self._finished = True
             self._loop.remove_fd(self._socket.fileno())
-            self._socket.close()
+            close_for_all(self._socket)
 
     def _write(self) -> None:
         out = self._out
@@ -355,15 +384,21 @@ class LoopPipe(Generic[M]):
             self._loop.watch_writable(self._socket.fileno(), blocked)
 
     def _read(self) -> None:
+        if self._goes_on:
+            return
         for _ in range(READS_PER_TURN):
-            count = self._read_once()
+            count = self._read_once(MESSAGES_PER_TURN_MAX)
             if not count or (count < RECEIVE_BYTES and not self._frames.in_parts):
                 return  # the socket is empty
 
-    def _read_once(self) -> int:
+    def _go_on(self) -> None:
+        self._goes_on = False
+        self._read()
+
+    def _read_once(self, messages_max: int | None = None) -> int:
         """Read once, and return the number of bytes that were read. 0 means that no bytes have
-        arrived, or that the child has ended."""
-        if self._finished:
+        arrived, that the child has ended, or that messages are left for the next turn."""
+        if self._finished or not self._deliver(messages_max):
             return 0
         try:
             count = self._socket.recv_into(self._frames.room())
@@ -372,13 +407,28 @@ class LoopPipe(Generic[M]):
         except OSError:
             count = 0
         if not count:
-            self._finished = True
-            self._out.clear()
-            self._loop.remove_fd(self._socket.fileno())
-            self._on_end()
+            self._ended()
             return 0
-        for message, parts in self._frames.received(count):
+        self._arrived = self._frames.received(count)
+        return count if self._deliver(messages_max) else 0
+
+    def _deliver(self, messages_max: int | None) -> bool:
+        """Deliver messages that were read. Return whether there are no more."""
+        for delivered, (message, parts) in enumerate(self._arrived, 1):
             self._on_message(message, parts)
             if self._closed:
-                return 0
-        return count
+                return False
+            if delivered == messages_max:
+                if not self._goes_on:
+                    self._goes_on = True
+                    self._loop.call_soon(self._go_on)
+                return False
+        if self._frames.broken and not self._finished:
+            self._ended()
+        return True
+
+    def _ended(self) -> None:
+        self._finished = True
+        self._out.clear()
+        self._loop.remove_fd(self._socket.fileno())
+        self._on_end()

@@ -53,6 +53,7 @@ import socket as sockets
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import Any, Final, TypeAlias
 
 import zmq
@@ -111,7 +112,7 @@ from zmqdist.transport.own_address import (
     shut_down,
     unsent_bytes,
 )
-from zmqdist.transport.pipe import BYTES, LoopPipe, Parts
+from zmqdist.transport.pipe import BYTES, LoopPipe, Parts, close_for_all
 from zmqdist.transport.security import (
     ADMIN,
     CURVE,
@@ -121,7 +122,15 @@ from zmqdist.transport.security import (
     role_and_key,
 )
 from zmqdist.transport.shm_pool import this_pool
-from zmqdist.transport.shortcut import Shortcut, is_own_user, listen_on_host, received, register
+from zmqdist.transport.shortcut import (
+    STRANGER_BYTES_MAX,
+    Shortcut,
+    is_own_user,
+    leaves_room,
+    listen_on_host,
+    received,
+    register,
+)
 from zmqdist.transport.transfers import BulkChannel
 from zmqdist.wire.headers import decode, encode, split_header
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
@@ -362,8 +371,9 @@ class Router:
                 peer.bulk.connection_lost()
         for port in tuple(self._listeners):
             self._close_listener(port)
+        until = self._loop.now() + LINGER_S
         for pipe in self._pipes.values():
-            pipe.flush(LINGER_S)
+            pipe.flush(until - self._loop.now())
             pipe.close()
         self._socket.disable_monitor()
         for socket in (self._monitor, self._socket):
@@ -687,7 +697,7 @@ class Router:
         except OSError:  # no descriptor is left: the others have no shortcut
             self._close_listener(port)
             return
-        if is_own_user(end):
+        if leaves_room(end) and is_own_user(end):
             peer: Peer | None = None
 
             def deliver(header: bytes, parts: Parts) -> None:
@@ -700,18 +710,29 @@ class Router:
                 with contextlib.suppress(OpError):
                     hello = decode_hello(header, "a process of this host")
                     peer = self._peer_at(hello, bytes(frames[0]) if frames else b"")
-                if peer is None:
+                if peer is None or peer in self._pipes:
+                    peer = None
                     pipe.close()
                 else:
+                    self._loop.set_timer(pipe, None, pipe.close)
+                    pipe.bound(inf)
                     pipe.send(self._hello)
                     peer.shortcut = self._pipes[peer] = pipe
 
-            pipe = LoopPipe(self._loop, BYTES, deliver, lambda: pipe.close(), end)
+            def ended() -> None:
+                self._loop.set_timer(pipe, None, pipe.close)
+                pipe.close()
+                if peer is not None and not peer.gone:
+                    self._shut_down(peer)  # what the peer was sent is lost
+
+            pipe = LoopPipe(self._loop, BYTES, deliver, ended, end)
+            pipe.bound(STRANGER_BYTES_MAX)
+            self._loop.set_timer(pipe, self._loop.now() + HANDSHAKE_S, pipe.close)
 
     def _close_listener(self, port: int) -> None:
         if (listener := self._listeners.pop(port, None)) is not None:
             self._loop.remove_fd(listener.fileno())
-            listener.close()
+            close_for_all(listener)
 
     def _add_peer(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
         """Add the peer of a new connection, whose first message has arrived."""

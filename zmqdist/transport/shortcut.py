@@ -36,6 +36,9 @@ from zmqdist.transport.own_address import BACKLOG
 from zmqdist.transport.pipe import Parts
 from zmqdist.wire.hello import Hello
 
+if platforms.IS_LINUX:
+    import resource
+
 Deliver: TypeAlias = "Callable[[bytes, list[memoryview] | None], object]"
 
 
@@ -44,6 +47,9 @@ class ShortcutServer(Protocol):
 
     def shortcut_from(self, hello: Hello, address: Any, back: Shortcut) -> Shortcut: ...
 
+
+STRANGER_BYTES_MAX: Final = 64 * 1024
+"""Bytes of a message by a pipe whose connection is not known yet."""
 
 _PEER: Final = struct.Struct("3i")
 """Process, user and group at the other end of a Unix socket."""
@@ -90,6 +96,14 @@ def _open(join: Callable[..., None], port: int, incarnation: int) -> socket.sock
             end.close()
         return None
     return end
+
+
+def leaves_room(end: socket.socket) -> bool:
+    """Whether this process has used less than half of its descriptors. If not, close this end."""
+    if end.fileno() < resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
+        return True
+    end.close()
+    return False
 
 
 def is_own_user(end: socket.socket) -> bool:
