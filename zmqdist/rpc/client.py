@@ -60,7 +60,7 @@ from zmqdist.errors import (
     from_code,
 )
 from zmqdist.field_types import checked, checks_options, did_you_mean, safe_repr
-from zmqdist.limits import CONNECT_S, NAME_CHARS_MAX
+from zmqdist.limits import CONNECT_S, HEARTBEAT_IVL_S, NAME_CHARS_MAX
 from zmqdist.rpc import payload
 from zmqdist.rpc.handler_errors import code_and_message
 from zmqdist.rpc.methods import (
@@ -896,6 +896,7 @@ class ZmqClient(RpcClient):
     does not wait for the server.
     """
 
+    _heartbeat_s: float = HEARTBEAT_IVL_S
     _only: set[str] | None = None
     """The names of the interface that `connect` was given: the client offers no other method."""
 
@@ -933,7 +934,7 @@ class ZmqClient(RpcClient):
         hello = our_hello(
             "client", new_incarnation(), name or f"{socket.gethostname()}:{os.getpid()}"
         )
-        self._channel = Channel(self.address, security, hello)
+        self._channel = Channel(self.address, security, hello, self._heartbeat_s)
         self._offered: set[str] = set()
         if list_registered_methods:
             try:

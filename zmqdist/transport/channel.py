@@ -99,7 +99,7 @@ from zmqdist.errors import (
     from_code,
 )
 from zmqdist.files import fill_standard_streams
-from zmqdist.limits import HEADER_PIECE_BYTES, WAIT_LOG_S
+from zmqdist.limits import HEADER_PIECE_BYTES, HEARTBEAT_IVL_S, WAIT_LOG_S
 from zmqdist.messages import (
     Calls,
     CancelCall,
@@ -195,7 +195,14 @@ class ClientConnection:
       bulk: the transfers of large parts of calls and replies on the current connection.
     """
 
-    def __init__(self, address: str, security: ClientSecurity, hello: Hello, wake_fd: int) -> None:
+    def __init__(
+        self,
+        address: str,
+        security: ClientSecurity,
+        hello: Hello,
+        wake_fd: int,
+        heartbeat_s: float,
+    ) -> None:
         """Begin to connect. Raises InvalidArgumentError if `address` is not an address."""
         self.address = address
         self.table = ClientCalls(address)
@@ -209,7 +216,12 @@ class ClientConnection:
         self._refused = False
         self._log_at = monotonic() + WAIT_LOG_S
         self._connector = Connector(
-            process_context.context(), address, security, opened=self._opened, closing=self._closing
+            process_context.context(),
+            address,
+            security,
+            opened=self._opened,
+            closing=self._closing,
+            heartbeat_s=heartbeat_s,
         )
         self.bulk = BulkChannel(address, self._put_message)
         self._chunks = 0
@@ -724,7 +736,13 @@ class Channel:
         a bug of zmqdist.
     """
 
-    def __init__(self, address: str, security: ClientSecurity, hello: Hello) -> None:
+    def __init__(
+        self,
+        address: str,
+        security: ClientSecurity,
+        hello: Hello,
+        heartbeat_s: float = HEARTBEAT_IVL_S,
+    ) -> None:
         """Begin to connect, without waiting for the server. Raises InvalidArgumentError for a wrong
         address."""
         check_threads()
@@ -732,7 +750,7 @@ class Channel:
         self.stalls = 0
         self.callbacks = Callbacks()
         self._wake_fd = open_wake_fd()
-        self._connection = ClientConnection(address, security, hello, self._wake_fd)
+        self._connection = ClientConnection(address, security, hello, self._wake_fd, heartbeat_s)
         self._lock = allocate_lock()
         self._turnstile = allocate_lock()
         self._woke_waiters = False

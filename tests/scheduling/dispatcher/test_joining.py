@@ -29,6 +29,8 @@ from tests.launch.helpers import stop
 from tests.ports import free_port
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.data.dataset import Dataset
+from zmqdist.data.service.client import distribute
 from zmqdist.messages import Join, Joined, Refused, Register
 from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
@@ -592,6 +594,28 @@ def test_members_replace_keys_without_losing_work(
             assert coordinator.schedule(np.sum, args=(kept,)).fetch() == LARGE
         assert dispatcher.num_workers == 2
         assert dispatcher.snapshot().losses_count == 0
+
+
+@pytest.mark.processes("data service")
+def test_data_tasks_are_read_after_rotation(
+    dispatcher: zd.DispatchServer,
+    member: Member,
+    start: Callable[..., zd.WorkerServer],
+    admin: ZmqClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process of the task starts when the folder has the next key."""
+    from zmqdist.transport.peer_keys import voucher_for
+
+    folder = member("worker:0")
+    before = keys.load_role(folder, "worker").public
+    voucher_for(dispatcher.address, folder, "worker").own()
+    start(dispatcher, folder, index=0, processes=True)
+    until(lambda: ask(admin, "keys_rotate", "worker:0"))
+    until(lambda: keys.load_role(folder, "worker").public != before)
+    monkeypatch.setenv(keys.KEYS_DIR_VARIABLE, member("submit"))
+    dataset = Dataset.range(5).apply(distribute("distributed_epoch", dispatcher.address))
+    assert sorted(int(x) for x in dataset) == list(range(5))
 
 
 # -- restart ---------------------------------------------------------------------------------------

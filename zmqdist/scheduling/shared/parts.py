@@ -15,6 +15,7 @@ from zmqdist.rpc.internal_client import LoopClient
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.security import ServerSecurity
 
 
 class PartTask(Protocol):
@@ -93,9 +94,9 @@ class WorkerSurroundings(NamedTuple):
 class WorkerPart(Protocol):
     """The part of a worker."""
 
-    def bound(self, address: str, read_at: str, key: bytes) -> None:
-        """Take the worker's address, the address of its second port ("" without one), and its
-        public key (b"" without CURVE)."""
+    def bound(self, address: str, read_at: str, security: ServerSecurity) -> None:
+        """Take the worker's address, the address of its second port ("" without one), and the
+        security of its ports."""
 
     def registered(self) -> None:
         """Record that the dispatcher has registered the worker, for the first time or again."""

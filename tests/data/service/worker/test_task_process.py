@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 
 from tests.data.service.helpers import Service, serving, until
 from tests.zygote import ServerProcess
@@ -25,10 +26,14 @@ from zmqdist.data.dataset import Dataset
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.client import from_dataset_id, register_dataset
 from zmqdist.data.service.worker.task_process import CRASHES_MAX, TaskProcesses
+from zmqdist.data.service.worker.task_threads import TaskThreads
 from zmqdist.data.service.worker.tasks_machine import WorkerTask
 from zmqdist.errors import UnknownError
+from zmqdist.limits import HEARTBEAT_SERVER_S
+from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.shared.config import DispatcherConfig
 from zmqdist.servers.dispatch_server import DispatchServer
+from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.memory_limits import is_alive
 
@@ -103,6 +108,19 @@ def test_tasks_draw_numbers_of_their_own() -> None:
             for _ in range(2)
         ]
     assert drawn[0] != drawn[1]
+
+
+def test_connection_of_task_process_is_quiet() -> None:
+    """An idle process costs the dispatcher as few heartbeats as a worker does."""
+    loop = Loop("test")
+    loop.start()
+    with DispatchServer(DispatcherConfig()) as dispatcher:
+        tasks = TaskThreads(loop, RpcService("task"), dispatcher.address, Credentials(), 1, 1.0)
+        connector = tasks.connect()._channel._connection._connector
+        socket = until(lambda: connector.socket, "an attempt to connect")
+        assert socket.getsockopt(zmq.HEARTBEAT_IVL) == HEARTBEAT_SERVER_S * 1000
+        loop.run(tasks.close)
+    loop.stop()
 
 
 def test_unread_task_has_no_process() -> None:

@@ -49,6 +49,8 @@ from zmqdist.transport.loop import Loop
 
 if TYPE_CHECKING:
     from zmqdist.data.service.snapshots.writer import SnapshotTaskProgress
+    from zmqdist.transport.keys import KeyPair
+    from zmqdist.transport.security import ServerSecurity
 
 log = logging.getLogger("zmqdist.data")
 
@@ -90,6 +92,7 @@ class TaskHost(Protocol):
       read_at: the address to which readers connect; empty if they connect to `address`. If each
         task has a port of its own, "%dts_port%" in this address stands for that port.
       cache_bytes: size of the window of a task that trainers share.
+      key: the key pair that the worker's ports show; None without CURVE.
       began: called in the loop thread when a task has begun to run.
       finished: called in the loop thread with the number of a task whose last element was taken.
       crashed: `crashed(task, how, then)` is called in the loop thread when the process of a task
@@ -101,6 +104,7 @@ class TaskHost(Protocol):
     address: str = ""
     read_at: str = ""
     cache_bytes: int = TRAINER_CACHE_BYTES
+    key: KeyPair | None = None
     began: Callable[[], None] = staticmethod(lambda: None)
     finished: Callable[[int], None] = staticmethod(lambda number: None)
     crashed: Callable[[int, str, Callable[[], None]], None] = staticmethod(
@@ -208,10 +212,11 @@ class DataWorker:
             self.num_tasks, self.snapshots.writing, tuple(self.snapshots.progresses())
         )
 
-    def bound(self, address: str, read_at: str, key: bytes) -> None:
-        """Take the worker's address, the address of its second port ("" without one), and its
-        public key (b"" without CURVE)."""
-        self.host.address, self.host.read_at, self.key = address, read_at, key
+    def bound(self, address: str, read_at: str, security: ServerSecurity) -> None:
+        """Take the worker's address, the address of its second port ("" without one), and the
+        security of its ports."""
+        self.host.address, self.host.read_at = address, read_at
+        self.host.key, self.key = security.key, security.public
 
     # -- assignments of the dispatcher -------------------------------------------------------------
 

@@ -25,6 +25,7 @@ import secrets
 import socket
 import sys
 import threading
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -118,7 +119,7 @@ class _Process:
         self._loop = Loop("zmqdist-tasks")
         credentials = Credentials.from_environment()
         incarnation = secrets.randbits(62) | 1
-        security = credentials.server(worker.host, "worker")
+        security = replace(credentials.server(worker.host, "worker"), key=worker.key)
         hello = our_hello("server", incarnation, f"data tasks of {worker.worker}")
         self._router = Router(self._loop, security, hello)
         self._service = RpcService("task")

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from zmqdist.data.service.worker.tasks_machine import PROGRESS
+from zmqdist.transport.keys import KeyPair
 
 ELEMENTS: Final = "zmqdist.data.elements"
 
@@ -33,6 +34,8 @@ class Surroundings(msgspec.Struct, array_like=True):
       incarnation: the incarnation of the worker.
       worker: address of the worker, for error texts.
       host: address that the listening sockets are bound to.
+      key: the key pair that the sockets show, as the worker publishes it; None without CURVE. The
+        key in the folder may have been replaced.
     """
 
     incarnation: int
@@ -41,6 +44,7 @@ class Surroundings(msgspec.Struct, array_like=True):
     worker: str
     host: str
     cache_bytes: int
+    key: KeyPair | None
 
 
 class Begin(msgspec.Struct, array_like=True):

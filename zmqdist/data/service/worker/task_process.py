@@ -12,7 +12,7 @@ Which process runs a task
     next task of this dataset runs in it, if the user code of the earlier tasks has ended. So a new
     iterator waits for no fork, no import and no pipeline. For other datasets, a worker that has had
     a task has a spare process, which waits for its first task with loop, sockets and a
-    connection to the dispatcher.
+    connection to the dispatcher, for at most SPARE_KEPT_S.
 
 How readers reach a task
     The worker opens a listening socket for each task, and publishes the socket's port at once. It
@@ -110,6 +110,9 @@ SPARE_S: Final = 0.25
 """Seconds after the first task of a process until the worker forks the next spare process, so that
 the fork does not delay the first elements."""
 
+SPARE_KEPT_S: Final = 60.0
+"""Seconds after which a spare process that has got no task ends."""
+
 ORDER_AGAIN_S: Final = 0.05
 """Seconds after which the worker repeats an order that a process could not take."""
 
@@ -171,6 +174,14 @@ class TaskProcesses(TaskHost):
     def _start_spare(self) -> None:
         if self.kept_max and self.spare is None:
             self.spare = _Process(self)
+            self.loop.set_timer(
+                "spare task process", self.loop.now() + SPARE_KEPT_S, self._end_spare
+            )
+
+    def _end_spare(self) -> None:
+        if self.spare is not None:
+            self.spare.end()
+            self.spare = None
 
     def keep(self, kept_max: int) -> None:
         """Keep at most `kept_max` processes without tasks."""
@@ -180,9 +191,7 @@ class TaskProcesses(TaskHost):
 
     def leave(self) -> None:
         self.keep(0)
-        if self.spare is not None:
-            self.spare.end()
-            self.spare = None
+        self._end_spare()
 
     def location(self, number: int) -> str:
         return self._tasks[number].address
@@ -219,6 +228,7 @@ class TaskProcesses(TaskHost):
         """Drop all tasks. Their processes end when the worker closes its ends of the sockets, or
         when the zygote ends."""
         self.kept_max = 0
+        self.spare = None
         for task in self._tasks.values():
             task.end()
         for process in self.processes:
@@ -254,6 +264,7 @@ class _Process:
             worker=owner.address,
             host=owner.bind,
             cache_bytes=owner.cache_bytes,
+            key=owner.key,
         )
         self._orders.send(msgspec.msgpack.encode(surroundings))
         memory_fd = os.memfd_create("zmqdist-task", os.MFD_CLOEXEC)

@@ -37,6 +37,7 @@ from zmqdist.data.service.worker.tasks_machine import WorkerTask, WorkerTaskStat
 from zmqdist.data.sharding import shard_for_worker
 from zmqdist.data.splits import open_split, portion_pipeline
 from zmqdist.errors import CancelledError, FailedPreconditionError, OpError, UnavailableError
+from zmqdist.limits import HEARTBEAT_SERVER_S
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.transport.credentials import Credentials
@@ -78,6 +79,12 @@ class RemoteReply:
             self._call.fail(value)
         else:
             self._call.reply((kind, value, tag))
+
+
+class _QuietClient(ZmqClient):
+    """A client whose connection may be idle as long as the worker lives."""
+
+    _heartbeat_s = HEARTBEAT_SERVER_S
 
 
 class TaskThreads(TaskHost):
@@ -270,7 +277,9 @@ class TaskThreads(TaskHost):
         """Connect to the dispatcher, unless an earlier call did, and return the connection."""
         if self._client is None:
             security = self._credentials.client(self.dispatcher, "worker")
-            self._client = ZmqClient(self.dispatcher, f"data of {self.address}", security=security)
+            self._client = _QuietClient(
+                self.dispatcher, f"data of {self.address}", security=security
+            )
         return self._client
 
     def _run(self, task: WorkerTask) -> Runner:
