@@ -13,56 +13,49 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-
-class _Collector:
-    """Switches the garbage collector off while any thread imports.
-
-    Sets the threshold of the youngest generation to zero instead of calling `gc.disable`, so that
-    this does not mix with calls of `gc.disable` and `gc.enable` by the program.
-    """
-
-    def __init__(self) -> None:
-        self._lock = RLock()  # a signal handler may import while its thread holds the lock
-        self._users = 0
-        self._threshold = 0
-
-    def switch_off(self) -> None:
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                self._threshold = gc.get_threshold()[0]
-                gc.set_threshold(0)
-
-    def release(self) -> None:
-        with self._lock:
-            if self._users == 1 and gc.get_threshold()[0] == 0:
-                gc.set_threshold(self._threshold)
-            # already zero if this thread has forked meanwhile, and this is the child
-            self._users = max(0, self._users - 1)
-
-    def forked(self) -> None:
-        """Switch the collector on in a forked child, which does not have the importing threads."""
-        self._lock = RLock()
-        self._users = min(1, self._users)
-        self.release()
-
-
-_collector = _Collector()
-if sys.platform != "win32":
-    # not by zmqdist.platforms, which would make the import of the package slower
-    os.register_at_fork(after_in_child=_collector.forked)  # noqa: TID251
+_lock = RLock()  # a signal handler may import while its thread holds the lock
+_thresholds: list[int] = []
+"""The threshold of the collector before each of the imports that run, first the program's own."""
 
 
 @contextmanager
 def without_collection() -> Iterator[None]:
     """Return a context manager in which the garbage collector does not run. Imports make little
     garbage, and would spend a tenth of their time in the collector.
+
+    This sets the threshold of the youngest generation to zero instead of calling `gc.disable`, so
+    that it does not mix with calls of `gc.disable` and `gc.enable` by the program.
     """
+    with _lock:
+        _thresholds.append(gc.get_threshold()[0])
+        gc.set_threshold(0)
     try:
-        _collector.switch_off()
         yield
     finally:
-        _collector.release()
+        _restore()
+
+
+def _restore() -> None:
+    """End an import. Ignores an import that this process has ended already, in `_forked`."""
+    with _lock:
+        if _thresholds:
+            # zero until the last import ends, unless the program has set it meanwhile
+            if gc.get_threshold()[0] == 0:
+                gc.set_threshold(_thresholds[-1])
+            _thresholds.pop()
+
+
+def _forked() -> None:
+    """End all imports in a forked child, which does not have their threads."""
+    global _lock
+    _lock = RLock()
+    del _thresholds[1:]
+    _restore()
+
+
+if sys.platform != "win32":
+    # not by zmqdist.platforms, which would make the import of the package slower
+    os.register_at_fork(after_in_child=_forked)  # noqa: TID251
 
 
 def lazy_names(

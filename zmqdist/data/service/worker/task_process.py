@@ -174,14 +174,7 @@ class TaskProcesses(TaskHost):
     def _start_spare(self) -> None:
         if self.kept_max and self.spare is None:
             self.spare = _Process(self)
-            self.loop.set_timer(
-                "spare task process", self.loop.now() + SPARE_KEPT_S, self._end_spare
-            )
-
-    def _end_spare(self) -> None:
-        if self.spare is not None:
-            self.spare.end()
-            self.spare = None
+            self.loop.set_timer(self.spare, self.loop.now() + SPARE_KEPT_S, self.spare.end)
 
     def keep(self, kept_max: int) -> None:
         """Keep at most `kept_max` processes without tasks."""
@@ -191,7 +184,8 @@ class TaskProcesses(TaskHost):
 
     def leave(self) -> None:
         self.keep(0)
-        self._end_spare()
+        if self.spare is not None:
+            self.spare.end()
 
     def location(self, number: int) -> str:
         return self._tasks[number].address
@@ -228,7 +222,6 @@ class TaskProcesses(TaskHost):
         """Drop all tasks. Their processes end when the worker closes its ends of the sockets, or
         when the zygote ends."""
         self.kept_max = 0
-        self.spare = None
         for task in self._tasks.values():
             task.end()
         for process in self.processes:
@@ -305,7 +298,7 @@ class _Process:
             self.dataset = task.dataset if self.dataset in (None, task.dataset) else ""
             if self in self._owner.kept:
                 self._owner.kept.remove(self)
-                self._owner.loop.set_timer(self, None, self.end)
+            self._owner.loop.set_timer(self, None, self.end)
             return True
         finally:
             for descriptor in descriptors:
@@ -328,6 +321,8 @@ class _Process:
         it is killed."""
         if self in self._owner.kept:
             self._owner.kept.remove(self)
+        if self is self._owner.spare:
+            self._owner.spare = None
         self._orders.close()
         self._kill_later()
 
