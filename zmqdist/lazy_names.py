@@ -35,27 +35,24 @@ def without_collection() -> Iterator[None]:
         _restore()
 
 
-def _restore() -> None:
-    """End an import. Ignores an import that this process has ended already, in `_forked`."""
+def _restore(first: int = -1) -> None:
+    """End the last import, or those from `first` on. `_forked` may have ended all already."""
     with _lock:
-        if _thresholds:
-            # zero until the last import ends, unless the program has set it meanwhile
-            if gc.get_threshold()[0] == 0:
-                gc.set_threshold(_thresholds[-1])
-            _thresholds.pop()
+        # zero until the last import ends, unless the program has set it meanwhile
+        if _thresholds and gc.get_threshold()[0] == 0:
+            gc.set_threshold(_thresholds[first])
+        del _thresholds[first:]
 
 
 def _forked() -> None:
     """End all imports in a forked child, which does not have their threads."""
     global _lock
     _lock = RLock()
-    del _thresholds[1:]
-    _restore()
+    _restore(0)
 
 
-if sys.platform != "win32":
-    # not by zmqdist.platforms, which would make the import of the package slower
-    os.register_at_fork(after_in_child=_forked)  # noqa: TID251
+# not by zmqdist.platforms, which would make the import of the package slower
+getattr(os, "register_at_fork", lambda **_hooks: None)(after_in_child=_forked)
 
 
 def lazy_names(

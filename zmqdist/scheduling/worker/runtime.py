@@ -88,7 +88,6 @@ from zmqdist.transport.endpoint import DTS_PORT, split
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.own_address import bindable, own_host
 from zmqdist.transport.router import Router
-from zmqdist.transport.security import ServerSecurity
 from zmqdist.wire import results
 from zmqdist.wire.hello import Hello, our_hello
 
@@ -226,7 +225,7 @@ class WorkerRuntime(Generic[P]):
             self.part: P = self._make_part(surroundings)
             service.attach(router, loop, incarnation)
             loop.on_stop(service.close)
-            self._bind(router, security, host)
+            self.part.bound(*self._bind(router, security.public, host), security)
             self._slots: ProcessSlots | ThreadSlots
             taken = take_resources(config)
             for claim in taken.sockets:
@@ -363,8 +362,9 @@ class WorkerRuntime(Generic[P]):
             slot_deaths=self._slots.deaths,
         )
 
-    def _bind(self, router: Router, security: ServerSecurity, host: str) -> None:
-        """Bind the worker's ports, and set the addresses that other processes use.
+    def _bind(self, router: Router, key: bytes, host: str) -> tuple[str, str]:
+        """Bind the worker's ports, and set the addresses that other processes use. Return the
+        worker's address, and that of its second port ("" without one).
 
         With `processes` each data task binds a port of its own, so the second port is not bound
         here.
@@ -377,14 +377,14 @@ class WorkerRuntime(Generic[P]):
             self.address = join_address(own_host(self._dispatcher), split(self.address)[1])
         self.advertised = config.advertised(self.address)
         self._store.address = self.address if config.worker_address is None else self.advertised
-        self._store.key = security.public
+        self._store.key = key
         read_at = ""
         if config.data_transfer_protocol is not None and config.processes:
             read_at = config.data_transfer_address or ""
         elif config.data_transfer_protocol is not None:
             bound = router.bind(join_address(host, config.data_transfer_port))
             read_at = reached_at(config.data_transfer_address, DTS_PORT, bound)
-        self.part.bound(self.advertised, read_at, security)
+        return self.advertised, read_at
 
     def _begin(self) -> None:
         self._perform(self.machine.start())

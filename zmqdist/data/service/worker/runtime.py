@@ -46,11 +46,10 @@ from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import with_key
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.security import NONE, ServerSecurity
 
 if TYPE_CHECKING:
     from zmqdist.data.service.snapshots.writer import SnapshotTaskProgress
-    from zmqdist.transport.keys import KeyPair
-    from zmqdist.transport.security import ServerSecurity
 
 log = logging.getLogger("zmqdist.data")
 
@@ -92,7 +91,7 @@ class TaskHost(Protocol):
       read_at: the address to which readers connect; empty if they connect to `address`. If each
         task has a port of its own, "%dts_port%" in this address stands for that port.
       cache_bytes: size of the window of a task that trainers share.
-      key: the key pair that the worker's ports show; None without CURVE.
+      security: the security of the worker's ports. Readers expect its key at the tasks' ports.
       began: called in the loop thread when a task has begun to run.
       finished: called in the loop thread with the number of a task whose last element was taken.
       crashed: `crashed(task, how, then)` is called in the loop thread when the process of a task
@@ -104,7 +103,7 @@ class TaskHost(Protocol):
     address: str = ""
     read_at: str = ""
     cache_bytes: int = TRAINER_CACHE_BYTES
-    key: KeyPair | None = None
+    security: ServerSecurity = ServerSecurity(NONE)
     began: Callable[[], None] = staticmethod(lambda: None)
     finished: Callable[[int], None] = staticmethod(lambda number: None)
     crashed: Callable[[int, str, Callable[[], None]], None] = staticmethod(
@@ -159,7 +158,6 @@ class DataWorker:
 
     Attributes:
       host: the object that runs the tasks.
-      key: the public key that the worker publishes for readers; empty without CURVE.
     """
 
     def __init__(
@@ -195,7 +193,6 @@ class DataWorker:
         self._drained: Callable[[], None] | None = None
         """Called when a worker that is leaving has nothing left to do; None while the worker is not
         leaving."""
-        self.key = b""
         service.register_later(PROFILE, self._profile, roles=READERS)
         loop.on_stop(self.close)
 
@@ -215,8 +212,7 @@ class DataWorker:
     def bound(self, address: str, read_at: str, security: ServerSecurity) -> None:
         """Take the worker's address, the address of its second port ("" without one), and the
         security of its ports."""
-        self.host.address, self.host.read_at = address, read_at
-        self.host.key, self.key = security.key, security.public
+        self.host.address, self.host.read_at, self.host.security = address, read_at, security
 
     # -- assignments of the dispatcher -------------------------------------------------------------
 
@@ -248,7 +244,10 @@ class DataWorker:
     def _ask(self, request: int, has: tuple[int, ...], finished: tuple[int, ...]) -> None:
         self.host.state = self._machine.state
         figures = self.host.figures()
-        read_at = {number: with_key(self.host.location(number), self.key) for number in has}
+        read_at = {
+            number: with_key(self.host.location(number), self.host.security.public)
+            for number in has
+        }
         args = self._machine.state, self._incarnation, read_at, finished, figures
         self._calls.call("zmqdist.data.work", args, partial(self._work_replied, request))
         if figures:
