@@ -92,6 +92,15 @@ def test_next_task_runs_in_spare_process(spared: FakeProcesses) -> None:
     assert spared.running() == [1, 1, 0]
 
 
+def test_idle_spare_process_ends(fakes: FakeProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_process, "SPARE_S", 0.0)
+    monkeypatch.setattr(task_process, "SPARE_KEPT_S", 0.0)
+    fakes.begin(4000)
+    until(lambda: len(fakes.children) == 2, "a spare process")
+    assert fakes.children[1].read_orders() == 0  # up to the end of the orders
+    assert fakes.loop.run(lambda: fakes.tasks.spare) is None
+
+
 def test_dead_spare_process_gets_no_task(spared: FakeProcesses) -> None:
     spared.loop.run(spared.exits[1], -9)
     assert spared.running() == [1]

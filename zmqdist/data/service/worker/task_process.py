@@ -12,7 +12,7 @@ Which process runs a task
     next task of this dataset runs in it, if the user code of the earlier tasks has ended. So a new
     iterator waits for no fork, no import and no pipeline. For other datasets, a worker that has had
     a task has a spare process, which waits for its first task with loop, sockets and a
-    connection to the dispatcher.
+    connection to the dispatcher, for at most SPARE_KEPT_S.
 
 How readers reach a task
     The worker opens a listening socket for each task, and publishes the socket's port at once. It
@@ -110,6 +110,9 @@ SPARE_S: Final = 0.25
 """Seconds after the first task of a process until the worker forks the next spare process, so that
 the fork does not delay the first elements."""
 
+SPARE_KEPT_S: Final = 60.0
+"""Seconds after which a spare process that has got no task ends."""
+
 ORDER_AGAIN_S: Final = 0.05
 """Seconds after which the worker repeats an order that a process could not take."""
 
@@ -171,6 +174,7 @@ class TaskProcesses(TaskHost):
     def _start_spare(self) -> None:
         if self.kept_max and self.spare is None:
             self.spare = _Process(self)
+            self.loop.set_timer(self.spare, self.loop.now() + SPARE_KEPT_S, self.spare.end)
 
     def keep(self, kept_max: int) -> None:
         """Keep at most `kept_max` processes without tasks."""
@@ -182,7 +186,6 @@ class TaskProcesses(TaskHost):
         self.keep(0)
         if self.spare is not None:
             self.spare.end()
-            self.spare = None
 
     def location(self, number: int) -> str:
         return self._tasks[number].address
@@ -295,7 +298,7 @@ class _Process:
             self.dataset = task.dataset if self.dataset in (None, task.dataset) else ""
             if self in self._owner.kept:
                 self._owner.kept.remove(self)
-                self._owner.loop.set_timer(self, None, self.end)
+            self._owner.loop.set_timer(self, None, self.end)
             return True
         finally:
             for descriptor in descriptors:
@@ -318,6 +321,8 @@ class _Process:
         it is killed."""
         if self in self._owner.kept:
             self._owner.kept.remove(self)
+        if self is self._owner.spare:
+            self._owner.spare = None
         self._orders.close()
         self._kill_later()
 
