@@ -37,6 +37,7 @@ def test_service_gives_elements_of_plain_run(services: Services, seed: int) -> N
     check_all(services, range(seed * CASES_OF_A_SEED, (seed + 1) * CASES_OF_A_SEED))
 
 
+@pytest.mark.timeout(240)  # 300 cases, 45 s on two busy cores
 def test_most_drawn_cases_are_run_in_each_mode(services: Services) -> None:
     ran = check_all(services, range(300))
     assert all(ran[mode] > 15 for mode in MODES), ran
