@@ -24,7 +24,6 @@ a pipe; `bound` is for an end that is not known yet.
 from __future__ import annotations
 
 import contextlib
-import math
 import mmap
 import os
 import select
@@ -34,7 +33,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from zmqdist.errors import ResourceExhaustedError
@@ -252,7 +251,7 @@ class BlockingPipe(Generic[M]):
         closed."""
         if self._whole:
             return True
-        return bool(self._poll.poll(math.ceil(timeout_s * 1000)))
+        return bool(self._poll.poll(ceil(timeout_s * 1000)))
 
     def close(self) -> None:
         """Close this end. Idempotent. Do not call this while a thread waits in `receive`: closing
