@@ -184,8 +184,10 @@ def test_children_end_with_killed_zygote(nursery: Nursery) -> None:
     until(lambda: ended(pid))
 
 
-def test_silent_starter_loses_children(nursery: Nursery) -> None:
-    spawned = nursery.spawn()
+def test_silent_starter_loses_children_that_are_not_kept(nursery: Nursery) -> None:
+    spawned, kept = nursery.spawn(), nursery.spawn()
+    kept.pid()
+    nursery.loop.run(kept.child.keep)
     pidfd = os.pidfd_open(spawned.pid())
 
     def stand_still() -> None:
@@ -196,6 +198,8 @@ def test_silent_starter_loses_children(nursery: Nursery) -> None:
     nursery.loop.run(stand_still, timeout_s=PATIENCE_S)
     os.close(pidfd)
     assert spawned.code() == SILENT
+    kept.ours.sendall(b"x")
+    assert kept.code() == 3
 
 
 def test_children_end_with_owner(nursery: Nursery) -> None:

@@ -28,7 +28,7 @@ from zmqdist import clock
 from zmqdist.limits import LEASE_S, LOG_TAIL_BYTES, LOG_TAIL_LINES
 from zmqdist.process.log_book import STDERR, STDOUT, ChildOutput, LogBook
 from zmqdist.process.own_output import OwnOutput
-from zmqdist.process.zygote import BEAT, BORN, CONTROL_RECORD, KILL, SPAWN, Order
+from zmqdist.process.zygote import BEAT, BORN, CONTROL_RECORD, KEEP, KILL, SPAWN, Order
 from zmqdist.process.zygote_client import ZygoteProcess
 from zmqdist.transport.loop import Loop
 
@@ -104,6 +104,11 @@ class BoundChild:
         self.killed = True
         if self.ticket:
             self._owner.send_record(KILL, self.ticket)
+
+    def keep(self) -> None:
+        """Have the child, which was forked, continue when the zygote kills the others because this
+        process does not run."""
+        self._owner.send_record(KEEP, self.ticket)
 
     def tail(self) -> str:
         """Return the last lines that the child has written to standard error. Call this in the loop

@@ -22,8 +22,8 @@ The zygote's promises
         socket without a report, and the starting process runs a command instead. A bound child ends
         when the zygote ends in any way. The zygote also kills its bound children when the starting
         process has been silent for longer than its watch. If the starting process was stopped
-        (SIGSTOP), other processes have taken over its work, so its children must not continue. When
-        a bound child has ended, the zygote kills all processes that the child has started in its
+        (SIGSTOP), other processes have taken over its work, so its children must not continue,
+        unless they are kept. When a bound child has ended, the zygote kills all processes that the child has started in its
         process group.
 
 Messages to the control socket (SOCK_SEQPACKET)
@@ -32,6 +32,7 @@ Messages to the control socket (SOCK_SEQPACKET)
     with the order as JSON; for an unbound child, its status socket and working directory; and the
     file descriptors for the child.
     KILL has the zygote kill the bound child with the ticket of the message.
+    KEEP has the zygote keep the bound child with this ticket while the starting process is silent.
     BEAT tells the zygote that the starting process runs. Its number is the watch: the milliseconds
     within which the next BEAT must arrive.
 About each child, the zygote reports BORN with the pid, and later ENDED with the exit code. Both
@@ -71,9 +72,10 @@ from zmqdist.lazy_names import without_collection
 from zmqdist.process import stack_dump
 
 CONTROL_RECORD = struct.Struct("<4sqq")
-"""The form of KILL, BEAT, BORN and ENDED: the verb, the ticket of a child, and a number."""
+"""The form of KILL, KEEP, BEAT, BORN and ENDED: the verb, the ticket of a child, and a number."""
 
-SPAWN, KILL, BEAT, BORN, ENDED = b"spwn", b"kill", b"beat", b"born", b"end "
+SPAWN, KILL, KEEP, BEAT = b"spwn", b"kill", b"keep", b"beat"
+BORN, ENDED = b"born", b"end "
 MESSAGE_BYTES_MAX = 4096
 DESCRIPTORS_MAX = 64
 
@@ -179,12 +181,14 @@ class _Child:
       ticket: the ticket of a bound child. 0 means that the child is unbound.
       report_to: the socket for reports about the child: the control socket for a bound child, else
         the child's status socket.
+      is_kept: whether the child continues while the starting process is silent.
       silenced: whether the zygote has killed the child because the starting process was silent.
     """
 
     pid: int
     ticket: int
     report_to: socket.socket
+    is_kept: bool = False
     silenced: bool = False
 
     def report(self, verb: bytes, number: int, descriptors: Sequence[int] = ()) -> None:
@@ -266,8 +270,9 @@ class Zygote:
     def _end_children_for_silence(self) -> None:
         self._beat(self._watch_s or 0.0)
         for child in self._bound.values():
-            child.silenced = True
-            end_group(child.pid)
+            if not child.is_kept:
+                child.silenced = True
+                end_group(child.pid)
 
     def _beat(self, watch_s: float) -> None:
         self._watch_s = watch_s
@@ -292,6 +297,8 @@ class Zygote:
         verb, ticket, number = CONTROL_RECORD.unpack(data)
         if verb == BEAT:
             self._beat(number / 1000)
+        elif ticket in self._bound and verb == KEEP:
+            self._bound[ticket].is_kept = True
         elif ticket in self._bound:
             end_group(self._bound[ticket].pid)
         return None

@@ -79,7 +79,8 @@ def told(effects: list[Any]) -> list[Any]:
 def started(machine: WorkerMachine, *, keep: bool = False) -> None:
     assert hear(machine, ORDER) == [SpawnActor(SPEC, 70)]
     if keep:
-        hear(machine, KeepActor(5, 70))
+        assert hear(machine, KeepActor(5, 70)) == [KeepActor(5, 70)]
+        assert hear(machine, KeepActor(5, 69)) == []
 
 
 def test_process_is_started_and_reported() -> None:

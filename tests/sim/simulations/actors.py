@@ -36,6 +36,7 @@ from zmqdist.messages import (
     DropActor,
     FindActor,
     Goodbye,
+    KeepActor,
     Message,
     RegisterCoordinator,
     Registered,
@@ -90,6 +91,7 @@ class SimActorProcess:
     devices: tuple[int, ...] = ()
     alive: bool = True
     serves: bool = False
+    is_kept: bool = False
 
 
 @dataclass
@@ -197,6 +199,8 @@ class SimHost:
                 case EndActor():
                     if self.cluster.random.random() < 0.8:  # else its call does not end in time
                         self._end_later(effect.incarnation, 0.3)
+                case KeepActor():
+                    self.processes[effect.incarnation].is_kept = True
                 case KillActor():
                     self._end_later(effect.incarnation, 0.05)
                 case Exit():
@@ -277,7 +281,8 @@ class SimHost:
     def _watch(self, thaws: int) -> None:
         if self.process.frozen and self.thaws == thaws:
             for process in list(self.processes.values()):
-                self._ends(process, "silent")
+                if not process.is_kept:
+                    self._ends(process, "silent")
 
 
 class SimProgram:

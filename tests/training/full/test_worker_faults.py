@@ -61,8 +61,7 @@ def running(program: Program) -> int:
 
 
 def test_one_worker_preemption_with_cancellation(program: Program) -> None:
-    for _ in range(3):
-        program.coordinator.schedule(program.step())
+    steps = [program.coordinator.schedule(program.step()) for _ in range(3)]
     long = program.coordinator.schedule(program.waiting())
 
     def failing() -> None:
@@ -70,6 +69,7 @@ def test_one_worker_preemption_with_cancellation(program: Program) -> None:
 
     failed = program.coordinator.schedule(failing)
     program.begun(4)
+    program.coordinator.fetch(steps)  # a step that runs is not the long one
     if program.size == 1:
         # As long as the dispatcher has not heard of it, it goes first again, and what fails waits
         # for it.

@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from zmqdist.addresses import join_address
 from zmqdist.errors import OpError, describe_exit
+from zmqdist.messages import KeepActor
 from zmqdist.process.bound_children import BoundChild, BoundChildren
 from zmqdist.process.zygote import SILENT
 from zmqdist.scheduling.worker import actor_main
@@ -122,6 +123,10 @@ class ActorProcesses:
     def end(self, end: EndActor) -> None:
         if end.incarnation in self._processes:
             self._processes[end.incarnation].end()
+
+    def keep(self, keep: KeepActor) -> None:
+        if keep.incarnation in self._processes:
+            self._processes[keep.incarnation].child.keep()
 
     def kill(self, kill: KillActor) -> None:
         if kill.incarnation in self._processes:

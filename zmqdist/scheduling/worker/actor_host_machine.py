@@ -126,9 +126,11 @@ class ActorHost:
         )
         return [SpawnActor(spec, incarnation, order.devices)]
 
-    def keep(self, order: KeepActor) -> None:
-        if order.incarnation in self.processes:
-            self.processes[order.incarnation].is_kept = True
+    def keep(self, order: KeepActor) -> list[KeepActor]:
+        if order.incarnation not in self.processes:
+            return []
+        self.processes[order.incarnation].is_kept = True
+        return [order]
 
     def stop(self, order: StopActor, now: float) -> Sequence[EndActor | Message]:
         process = self.processes.get(order.incarnation)

@@ -601,8 +601,7 @@ class WorkerMachine:
             case StopActor():
                 return self._of_actors(self.actors.stop(message, now))
             case KeepActor():
-                self.actors.keep(message)
-                return []
+                return [*self.actors.keep(message)]
             case Leave(grace_s):
                 return self._leave(grace_s, now)
             case Refused(code, text, final):

@@ -30,7 +30,18 @@ from zmqdist.addresses import is_wildcard, join_address
 from zmqdist.blas_threads import threads_in
 from zmqdist.errors import FailedPreconditionError
 from zmqdist.events import Heard, Send, Ticked
-from zmqdist.messages import BULK, ERROR, KEPT, AskWorker, Message, Observe, Read, Replies, Reply
+from zmqdist.messages import (
+    BULK,
+    ERROR,
+    KEPT,
+    AskWorker,
+    KeepActor,
+    Message,
+    Observe,
+    Read,
+    Replies,
+    Reply,
+)
 from zmqdist.process.bound_children import BoundChildren
 from zmqdist.process.zygote_client import ZygoteProcess, start_slots_zygote
 from zmqdist.rpc.internal_client import LoopClient
@@ -335,6 +346,7 @@ class WorkerRuntime(Generic[P]):
         )
         self._actors_at_work = actors.at_work
         self._actions[SpawnActor] = actors.spawn
+        self._actions[KeepActor] = actors.keep
         self._actions[EndActor] = actors.end
         self._actions[KillActor] = actors.kill
         loop.on_stop(actors.close)

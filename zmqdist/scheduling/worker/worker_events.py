@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from zmqdist.events import Heard, Send, Ticked
-from zmqdist.messages import ActorSpec
+from zmqdist.messages import ActorSpec, KeepActor
 
 NOT_RUN: Final = -1
 """A kind of outcome: the slot was about to begin this item when the worker took the item back."""
@@ -241,6 +241,7 @@ Effect: TypeAlias = (
     | ForgetFunctions
     | FreeBulk
     | SpawnActor
+    | KeepActor
     | EndActor
     | KillActor
     | Exit

@@ -186,6 +186,26 @@ def test_stopped_worker_leaves_no_second_actor(
         assert recorder.record(1).result(30) == 1
 
 
+def test_stopped_worker_keeps_actor_without_restarts(
+    address: str, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    """Nobody takes it over, so a host that is too busy to run its worker costs no actor."""
+    worker = start_worker(address, index=0)
+    with ClusterCoordinator(address) as coordinator:
+        recorder = coordinator.actor(Recorder, str(tmp_path / "calls"))
+        pid = recorder.pid().result(30)
+        other = coordinator.options(restarts=1).actor(Recorder, str(tmp_path / "others"))
+        ended = other.pid().result(30)
+        worker.signal(signal.SIGSTOP)
+        try:
+            until(lambda: not os.path.exists(f"/proc/{ended}"), within_s=60)
+            assert recorder.pid().result(30) == pid
+        finally:
+            worker.signal(signal.SIGCONT)
+        assert coordinator.schedule(os.getpid).get(60) != pid
+        assert recorder.pid().result(30) == pid
+
+
 def test_unsent_call_ends_when_worker_and_dispatcher_die(
     port: int, start_worker: StartWorker, start_dispatcher: StartDispatcher, tmp_path: Path
 ) -> None:
