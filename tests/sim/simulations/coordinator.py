@@ -444,11 +444,12 @@ class SimCoordinator:
     def _near(self, work: Work) -> tuple[str, int]:
         """Return a worker, as if it held large inputs of this work."""
         holder = self._random.choice(("", "worker:0", "worker:1", "worker:2"))
-        if holder:
-            self.near.add(work.number)
-        else:
+        holder_bytes = int(self._random.choice((1e8, 1e9)))
+        if not holder:
             self.near.discard(work.number)
-        return holder, int(self._random.choice((1e8, 1e9)))
+            return "", 0
+        self.near.add(work.number)
+        return holder, holder_bytes
 
     def _pack(self, work: Work) -> bytes:
         kind, *runs = work.name.split("|")
