@@ -376,6 +376,17 @@ def test_cancelled_call_is_cancelled_at_server(serve: Serve, open_channel: Open)
     until(lambda: cancelled == [call.id])
 
 
+def test_all_calls_are_cancelled_for_next_owner(serve: Serve, open_channel: Open) -> None:
+    held = Held(serve())
+    channel = held.open(open_channel)
+    calls = [start(channel) for _ in range(3)]
+    assert channel.cancel_all()
+    assert [call.code for call in calls] == [errors.CANCELLED] * 3
+    channel.close()
+    assert not channel.cancel_all()
+    assert not open_channel("127.0.0.1:1").cancel_all()
+
+
 def test_leader_wakes_when_call_is_cancelled(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = held.open(open_channel)

@@ -944,7 +944,7 @@ def test_shortcut_ends_with_connection(serve: Serve, dial: Dial) -> None:
     one = dial(served.address)
     one.expect("up")
     one.ask(1)
-    (peer,) = served.router.peers
+    (peer,) = served.loop.run(lambda: served.router.peers)
     router_module.shut_down(peer.fd)
     one.expect("down")
     until(lambda: served.gone == [peer])
@@ -1032,7 +1032,7 @@ def test_connection_with_shortcut_cannot_be_claimed(
     one = dial(served.address)
     one.expect("up")
     one.ask(1)
-    pipe = claim(served, served.router.peers[0])
+    pipe = claim(served, served.loop.run(lambda: served.router.peers)[0])
     with contextlib.closing(pipe), pytest.raises(EOFError):
         pipe.receive()
     one.ask(2)
@@ -1044,7 +1044,7 @@ def test_end_of_shortcut_ends_its_connection(serve: Serve, connect: Connect) -> 
     raw = connect(served)
     raw.send(HELLO)
     raw.receive()
-    (peer,) = served.router.peers
+    (peer,) = served.loop.run(lambda: served.router.peers)
     with contextlib.closing(claim(served, peer)) as pipe:
         assert is_hello(pipe.receive()[0])
     until(lambda: served.gone == [peer])

@@ -418,9 +418,7 @@ class ClientCalls:
         """
         if now < self.deadline:
             return []
-        expired_calls = [
-            call for calls in self._tables() for call in calls.values() if call.due <= now
-        ]
+        expired_calls = [call for call in self.unanswered if call.due <= now]
         for call in expired_calls:
             sent = self._forget(call)
             waited_for = "an answer" if sent or self.incarnation else f"a server at {self._address}"
@@ -428,16 +426,14 @@ class ClientCalls:
                 DEADLINE_EXCEEDED,
                 f"deadline passed while the call of {call.method!r} waited for {waited_for}",
             )
-        self.deadline = min(
-            (call.due for calls in self._tables() for call in calls.values()), default=inf
-        )
+        self.deadline = min((call.due for call in self.unanswered), default=inf)
         return expired_calls
 
     def failed(self, code: int, message: str) -> list[ClientCall]:
         """End all calls with this error, because the server refuses this client or the client is
         closed. Return the calls."""
         self.incarnation = 0
-        failed_calls = [call for calls in self._tables() for call in calls.values()]
+        failed_calls = self.unanswered
         for calls in self._tables():
             calls.clear()
         self.waiting_bytes = 0
@@ -445,6 +441,10 @@ class ClientCalls:
         for call in failed_calls:
             call.end(code, message)
         return failed_calls
+
+    @property
+    def unanswered(self) -> list[ClientCall]:
+        return [call for calls in self._tables() for call in calls.values()]
 
     def _tables(self) -> tuple[dict[int, ClientCall], ...]:
         return self.in_flight, self.held_back, self.waiting

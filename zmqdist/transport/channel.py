@@ -831,6 +831,16 @@ class Channel:
             self._wake_waiters()
             return True
 
+    def cancel_all(self) -> bool:
+        """Cancel all unanswered calls. Return whether the channel is open and has a server."""
+        with self._guard, self._lock:
+            if self.closed:
+                return False
+            for call in self._connection.table.unanswered:
+                self._connection.cancel(call)
+            self._wake_waiters()
+            return bool(self._connection.table.incarnation)
+
     def add_done_callback(self, call: ClientCall, fn: Callable[[ClientCall], object]) -> None:
         """Have the reader thread call `fn(call)` once when the call has ended. If it has ended
         already, this thread calls `fn` at once.

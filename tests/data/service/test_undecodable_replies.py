@@ -54,7 +54,9 @@ def test_decoding_error_is_reply(
 ) -> None:
     monkeypatch.setattr(internal_client, "start", lambda *_, **__: Finished(read))
     replies: list[Any] = []
-    task = RemoteTask(SimpleNamespace(address="worker"), 1, 2, None)  # type: ignore[arg-type]
+    client: Any = SimpleNamespace(address="worker")
+    loop: Any = SimpleNamespace(now=lambda: 0.0, set_timer=lambda *_: None)
+    task = RemoteTask(client, 1, 2, None, loop)
     task.ask(Demand(1, 1), lambda *reply: replies.append(reply))
     [(kind_seen, _, error)] = replies
     assert (kind_seen, errors.OK if error is None else error.error_code) == (kind, code)

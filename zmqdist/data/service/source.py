@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from zmqdist.data.service.dispatcher.machine.records import Terms
 from zmqdist.data.service.reader.runtime import ReadRequest, SavedReader, ServiceReader
 from zmqdist.data.service.service_address import Service
 from zmqdist.errors import FailedPreconditionError, UnimplementedError
+from zmqdist.rpc.client import ZmqClient
 from zmqdist.transport.credentials import Credentials
 
 
@@ -22,7 +24,10 @@ class _ReadingNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self._reader = ServiceReader(
-            _next_request(dataset, context), self.op.credentials, context.interrupts
+            _next_request(dataset, context),
+            self.op.credentials,
+            context.interrupts,
+            _kept_clients(dataset),
         )
         self._batch: Iterator[Any] = iter(())
         context.interrupts.close_blocks = True
@@ -70,7 +75,9 @@ class _PortionsNode(OperatorNode):
                 reader=values["reader"],
                 again=values.get("resumed", False),
             )
-            self._reader = ServiceReader(request, self.op.credentials, self.context.interrupts)
+            self._reader = ServiceReader(
+                request, self.op.credentials, self.context.interrupts, _kept_clients(self.dataset)
+            )
         yield from self._elements
         for elements in self._reader.pieces():
             self._elements = elements
@@ -96,6 +103,12 @@ class _PortionsNode(OperatorNode):
         super().close()
         if self._reader is not None:
             self._reader.close()
+
+
+def _kept_clients(dataset: DatasetLike) -> list[ZmqClient]:
+    # a forked child cannot use the connections of its parent
+    kept: list[ZmqClient] = dataset.memory.values.setdefault(f"clients of {os.getpid()}", [])
+    return kept
 
 
 def _next_request(dataset: DatasetLike, context: Context) -> ReadRequest:

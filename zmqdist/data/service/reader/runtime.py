@@ -96,7 +96,7 @@ from zmqdist.events import Ticked
 from zmqdist.limits import WAIT_LOG_S
 from zmqdist.random import chance
 from zmqdist.rpc import internal_client
-from zmqdist.rpc.client import StatusOrResult, ZmqClient, outcome_of
+from zmqdist.rpc.client import StatusOrResult, ZmqClient, channel_of, outcome_of
 from zmqdist.rpc.handler_errors import code_and_message
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import split_key
@@ -201,10 +201,18 @@ class ServiceReader:
     says how."""
 
     def __init__(
-        self, request: ReadRequest, credentials: Credentials, interrupts: CloseInterrupts
+        self,
+        request: ReadRequest,
+        credentials: Credentials,
+        interrupts: CloseInterrupts,
+        kept: list[ZmqClient],
     ) -> None:
         """Open the iteration. Blocks until the dispatcher has replied, or until another thread
         closes `interrupts`.
+
+        Args:
+          kept: connections to the dispatcher that earlier readers of the dataset have left. This
+            reader takes one, or connects, and leaves its own.
 
         Raises:
           OpError: the dispatcher refused, or `interrupts` were closed (CancelledError).
@@ -242,7 +250,11 @@ class ServiceReader:
         self._dispatcher_error = ""
         """The error of the last request to the dispatcher, for the log. It is empty if the request
         succeeded."""
-        self._dispatcher = self._connect(op.service)
+        self._kept = kept
+        try:
+            self._dispatcher = kept.pop()
+        except IndexError:
+            self._dispatcher = self._connect(op.service)
         self._opened = (0, 0)
         """(random number of the dispatcher's durable state, number of this client); zeros until the
         iteration is open."""
@@ -461,6 +473,10 @@ class ServiceReader:
                 pass
         for client in self._clients.values():
             client.close()
+        if channel_of(self._dispatcher).cancel_all():
+            self._kept.append(self._dispatcher)
+        else:
+            self._dispatcher.close()
 
     def forked(self) -> None:
         """Make this reader unusable in the child of a fork, because the loop thread does not exist
@@ -476,15 +492,10 @@ class ServiceReader:
         self._over, self._error = True, FailedPreconditionError(FORKED)
 
     def _connect(self, address: str, key: bytes = b"") -> ZmqClient:
-        """Return the client for `address`. `key` is the public key that a worker published with its
+        """Return a new client of `address`. `key` is the public key that a worker published with its
         address; empty for the dispatcher."""
-        client = self._clients.get((address, key))
-        if client is None:
-            security = self._credentials.client(address, "submit", key)
-            client = self._clients[address, key] = ZmqClient(
-                address, "data reader", security=security
-            )
-        return client
+        security = self._credentials.client(address, "submit", key)
+        return ZmqClient(address, "data reader", security=security)
 
     # -- in the loop: the machine ------------------------------------------------------------------
 
@@ -686,7 +697,10 @@ class ServiceReader:
                     f"Protocol '{protocol}' is not available for worker '{address}': {why}"
                 )
             )
-        return RemoteTask(self._connect(address, key), state, task, self._op.compression)
+        client = self._clients.get((address, key))
+        if client is None:
+            client = self._clients[address, key] = self._connect(address, key)
+        return RemoteTask(client, state, task, self._op.compression, self._loop)
 
 
 _readers: weakref.WeakSet[ServiceReader] = weakref.WeakSet()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -22,16 +22,25 @@ from zmqdist.data.service.worker.task_orders import ELEMENTS
 from zmqdist.data.service.worker.task_runner import Packed
 from zmqdist.errors import OpError, WireError, from_code
 from zmqdist.rpc import internal_client
-from zmqdist.rpc.client import StatusOrResult, ZmqClient, outcome_of
+from zmqdist.rpc.client import StatusOrResult, ZmqClient, is_sent, outcome_of
 from zmqdist.rpc.handler_errors import code_and_message
+from zmqdist.transport.loop import Loop
 
 Then = Callable[[int, Any, OpError | None], object]
+
+CONNECT_S: Final = 1.0
+"""Seconds that the first requests to a task wait for the connection. Later requests fail at once if
+there is none."""
 
 
 class RemoteTask:
     """A task of a worker in another process."""
 
-    def __init__(self, client: ZmqClient, state: int, task: int, compression: str | None) -> None:
+    def __init__(
+        self, client: ZmqClient, state: int, task: int, compression: str | None, loop: Loop
+    ) -> None:
+        self._loop = loop
+        self._is_new = True
         self._client = client
         self._state = state
         self._task = task
@@ -40,13 +49,20 @@ class RemoteTask:
     def ask(self, demand: Demand, then: Then) -> None:
         args = (self._state, self._task, msgspec.structs.astuple(demand), self._compression)
         try:
-            call = internal_client.start(self._client, ELEMENTS, *args, waits_for_server=False)
+            call = internal_client.start(
+                self._client, ELEMENTS, *args, waits_for_server=self._is_new
+            )
         except OpError as error:  # the client is closed, so report a failed request
             then(FAILED, None, error)
             return
+        if self._is_new:
+            # the worker starts the task's process when this reader connects
+            at = self._loop.now() + CONNECT_S
+            self._loop.set_timer(call, at, lambda: is_sent(call) or call.cancel())
         call.add_done_callback(partial(self._answered, then))
 
     def _answered(self, then: Then, call: StatusOrResult) -> None:
+        self._is_new = False
         answer, error = outcome_of(call)
         match answer:
             case (int(kind), value, tag) if error is None:
