@@ -185,19 +185,23 @@ def test_children_end_with_killed_zygote(nursery: Nursery) -> None:
 
 
 def test_silent_starter_loses_children_that_are_not_kept(nursery: Nursery) -> None:
-    spawned, kept = nursery.spawn(), nursery.spawn()
-    kept.pid()
-    nursery.loop.run(kept.child.keep)
+    spawned, kept, shortly_kept = nursery.spawn(), nursery.spawn(), nursery.spawn()
+    for each, silence_s in ((kept, PATIENCE_S), (shortly_kept, 0.1)):
+        each.pid()
+        nursery.loop.run(each.child.keep, silence_s)
+    shortly_kept_fd = os.pidfd_open(shortly_kept.pid())
     pidfd = os.pidfd_open(spawned.pid())
 
     def stand_still() -> None:
         """Be silent, as a stopped process is to the zygote."""
         nursery.children.watch(0.05)
-        assert select.select([pidfd], [], [], PATIENCE_S)[0]
+        for fd in (pidfd, shortly_kept_fd):
+            assert select.select([fd], [], [], PATIENCE_S)[0]
 
     nursery.loop.run(stand_still, timeout_s=PATIENCE_S)
     os.close(pidfd)
-    assert spawned.code() == SILENT
+    os.close(shortly_kept_fd)
+    assert spawned.code() == shortly_kept.code() == SILENT
     kept.ours.sendall(b"x")
     assert kept.code() == 3
 

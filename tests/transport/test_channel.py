@@ -116,7 +116,7 @@ def test_later_call_leaves_when_a_thread_waits(serve: Serve, open_channel: Open)
     call = ClientCall("m", b"later", (), time.monotonic() + LATE_S)
     call.later = True
     channel.submit(call)
-    assert not channel.is_sent(call)
+    assert channel.snapshot().calls_waiting == 1
     assert ask(other).code == 0
     held.answer(1)
     channel.wait(call)
@@ -374,6 +374,22 @@ def test_cancelled_call_is_cancelled_at_server(serve: Serve, open_channel: Open)
     assert not channel.cancel(call)
     assert call.code == errors.CANCELLED
     until(lambda: cancelled == [call.id])
+
+
+def test_unsent_call_alone_is_given_up(serve: Serve, open_channel: Open) -> None:
+    held = Held(serve())
+    channel = held.open(open_channel)
+    sent = start(channel)
+    assert not channel.cancel_unsent(sent)
+    held.answer(1)
+    channel.wait(sent)
+    assert sent.code == errors.OK
+    assert not channel.cancel_unsent(sent)
+    alone = open_channel("127.0.0.1:1")
+    unsent = start(alone)
+    assert alone.cancel_unsent(unsent)
+    assert unsent.code == errors.CANCELLED
+    assert not alone.cancel_unsent(unsent)
 
 
 def test_all_calls_are_cancelled_for_next_owner(serve: Serve, open_channel: Open) -> None:

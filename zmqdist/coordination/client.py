@@ -53,7 +53,7 @@ from zmqdist.errors import (
 )
 from zmqdist.limits import BARRIERS_MAX, LEADER_WAIT_S, TASK_ERRORS_KEPT, WAIT_LOG_S
 from zmqdist.rpc import internal_client
-from zmqdist.rpc.client import StatusOrResult, ZmqClient, is_sent, new_incarnation
+from zmqdist.rpc.client import StatusOrResult, ZmqClient, cancel_unsent, new_incarnation
 from zmqdist.transport.credentials import Credentials
 
 log = logging.getLogger("zmqdist.coordination")
@@ -444,7 +444,7 @@ class KeeperLink:
         """
         with self._changed:
             for request in list(self._requests):
-                if not is_sent(request) and request.cancel():
+                if cancel_unsent(request):
                     self._requests.discard(request)
 
     def _set_state(self, state: str, refused: OpError | None = None) -> None:

@@ -56,7 +56,7 @@ class Memory:
     and the values that operators store for later iterators.
     """
 
-    __slots__ = ("_next", "values")
+    __slots__ = ("__weakref__", "_next", "values")
 
     def __init__(self) -> None:
         self._next = 0

@@ -105,10 +105,10 @@ class BoundChild:
         if self.ticket:
             self._owner.send_record(KILL, self.ticket)
 
-    def keep(self) -> None:
-        """Have the child, which was forked, continue when the zygote kills the others because this
-        process does not run."""
-        self._owner.send_record(KEEP, self.ticket)
+    def keep(self, silence_s: float) -> None:
+        """Have the zygote kill the child, which was forked, only when this process has not run for
+        so many seconds."""
+        self._owner.send_record(KEEP, self.ticket, round(silence_s * 1000))
 
     def tail(self) -> str:
         """Return the last lines that the child has written to standard error. Call this in the loop

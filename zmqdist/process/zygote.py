@@ -32,7 +32,8 @@ Messages to the control socket (SOCK_SEQPACKET)
     with the order as JSON; for an unbound child, its status socket and working directory; and the
     file descriptors for the child.
     KILL has the zygote kill the bound child with the ticket of the message.
-    KEEP has the zygote keep the bound child with this ticket while the starting process is silent.
+    KEEP has the bound child with this ticket continue while the starting process is silent, for the
+    number's milliseconds.
     BEAT tells the zygote that the starting process runs. Its number is the watch: the milliseconds
     within which the next BEAT must arrive.
 About each child, the zygote reports BORN with the pid, and later ENDED with the exit code. Both
@@ -181,14 +182,14 @@ class _Child:
       ticket: the ticket of a bound child. 0 means that the child is unbound.
       report_to: the socket for reports about the child: the control socket for a bound child, else
         the child's status socket.
-      is_kept: whether the child continues while the starting process is silent.
+      silence_s: for how many seconds the starting process may be silent; None means the watch.
       silenced: whether the zygote has killed the child because the starting process was silent.
     """
 
     pid: int
     ticket: int
     report_to: socket.socket
-    is_kept: bool = False
+    silence_s: float | None = None
     silenced: bool = False
 
     def report(self, verb: bytes, number: int, descriptors: Sequence[int] = ()) -> None:
@@ -219,8 +220,8 @@ class Zygote:
         """Unbound children that have ended, until the starting process closes their status sockets.
         The key is the zygote's descriptor of the status socket.
         """
-        self._watch_s: float | None = None
-        self._silent_at = 0.0
+        self._watch_s = math.inf
+        self._heard_at = 0.0
         python_path = list(
             map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
         )
@@ -263,20 +264,19 @@ class Zygote:
     def _silence_left_ms(self) -> int | None:
         """Return for how many more milliseconds the starting process may be silent. None means that
         there is no limit."""
-        if self._watch_s is None or not self._bound:
-            return None
-        return max(0, math.ceil((self._silent_at - time.monotonic()) * 1000))
+        limits_s = [self._silence_s(child) for child in self._bound.values() if not child.silenced]
+        left_s = self._heard_at + min(limits_s, default=math.inf) - time.monotonic()
+        return None if left_s == math.inf else max(0, math.ceil(left_s * 1000))
+
+    def _silence_s(self, child: _Child) -> float:
+        return self._watch_s if child.silence_s is None else child.silence_s
 
     def _end_children_for_silence(self) -> None:
-        self._beat(self._watch_s or 0.0)
+        silent_s = time.monotonic() - self._heard_at
         for child in self._bound.values():
-            if not child.is_kept:
+            if not child.silenced and silent_s >= self._silence_s(child):
                 child.silenced = True
                 end_group(child.pid)
-
-    def _beat(self, watch_s: float) -> None:
-        self._watch_s = watch_s
-        self._silent_at = time.monotonic() + watch_s
 
     def _receive(self) -> tuple[bytes, list[int]]:
         with contextlib.suppress(OSError):
@@ -296,9 +296,9 @@ class Zygote:
             return None
         verb, ticket, number = CONTROL_RECORD.unpack(data)
         if verb == BEAT:
-            self._beat(number / 1000)
+            self._watch_s, self._heard_at = number / 1000, time.monotonic()
         elif ticket in self._bound and verb == KEEP:
-            self._bound[ticket].is_kept = True
+            self._bound[ticket].silence_s = number / 1000
         elif ticket in self._bound:
             end_group(self._bound[ticket].pid)
         return None

@@ -224,9 +224,9 @@ class InternalResult(StatusOrResult):
         self._channel.add_done_callback(self._call, lambda call: fn(self))
 
 
-def is_sent(result: StatusOrResult) -> bool:
-    """Return whether the call of `result` has been sent, as `Channel.is_sent` does."""
-    return result._channel.is_sent(result._call)
+def cancel_unsent(result: StatusOrResult) -> bool:
+    """Cancel the call of `result` as `Channel.cancel_unsent` does."""
+    return result._channel.cancel_unsent(result._call)
 
 
 def outcome_of(result: StatusOrResult) -> tuple[Any, OpError | None]:

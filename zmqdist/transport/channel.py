@@ -831,6 +831,15 @@ class Channel:
             self._wake_waiters()
             return True
 
+    def cancel_unsent(self, call: ClientCall) -> bool:
+        """Cancel the call, unless it has ended or was sent. Return whether it was cancelled."""
+        with self._guard, self._lock:
+            if self.closed or not self._connection.table.is_unsent(call):
+                return False
+            self._connection.cancel(call)
+            self._wake_waiters()
+            return True
+
     def cancel_all(self) -> bool:
         """Cancel all unanswered calls. Return whether the channel is open and has a server."""
         with self._guard, self._lock:
@@ -879,10 +888,6 @@ class Channel:
                 write_wake_fd(self._wake_fd, 1)
             self._wake_reader()
         self.callbacks.close()
-
-    def is_sent(self, call: ClientCall) -> bool:
-        """Return whether the call was sent. A sent call ends if the connection is lost."""
-        return not self._connection.table.is_unsent(call)
 
     @property
     def shares_memory(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import queue
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from zmqdist.data.service.policy import ShardingPolicy
 from zmqdist.data.service.reader import runtime, task_clients
 from zmqdist.data.service.reader.delivery import FAILED, SOME, Demand
 from zmqdist.data.service.reader.task_clients import RemoteTask
+from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.server import ZmqServer
 from zmqdist.transport.loop import Loop
@@ -61,7 +63,8 @@ def test_two_readers_at_a_time_share_no_connection(
     for _ in range(2):
         with iter(dataset) as first, iter(dataset) as second:
             assert sorted(map(int, first)) == sorted(map(int, second)) == list(range(10))
-    assert len(made) == 2
+    assert ["closed" in repr(client) for client in made].count(False) == 1
+    assert len(made) == 3
 
 
 def test_connection_ends_with_its_dataset(cluster: TestCluster, made: list[ZmqClient]) -> None:
@@ -72,6 +75,19 @@ def test_connection_ends_with_its_dataset(cluster: TestCluster, made: list[ZmqCl
     del dataset
     gc.collect()
     until(lambda: client() is None)
+
+
+def test_few_connections_are_kept_for_many_datasets(
+    cluster: TestCluster, made: list[ZmqClient]
+) -> None:
+    datasets = [cluster.distribute(Dataset.range(10)) for _ in range(runtime.CLIENTS_KEPT + 2)]
+    for dataset in datasets:
+        assert len(values(dataset)) == 10
+    assert ["closed" in repr(client) for client in made] == [True] * 2 + [
+        False
+    ] * runtime.CLIENTS_KEPT
+    values(datasets[-1])
+    assert len(made) == len(datasets)
 
 
 def test_forked_child_connects_itself(cluster: TestCluster, made: list[ZmqClient]) -> None:
@@ -120,6 +136,11 @@ class Requests:
     def ask(self) -> None:
         self.loop.run(self.task.ask, Demand(1, 1), lambda *reply: self.replies.put(reply))
 
+    def release_later(self, released: threading.Event) -> None:
+        """Set the event when every request that waits for its connection was given up."""
+        at = self.loop.now() + task_clients.CONNECT_S
+        self.loop.set_timer(released, at, released.set)
+
     def reply(self) -> tuple[int, int]:
         """Return the kind, and the code of the error."""
         kind, _, error = self.replies.get(timeout=PATIENCE_S)
@@ -149,6 +170,47 @@ def test_first_requests_wait_for_process_of_task(
     server.register("elements", lambda state, task, demand, codec: (SOME, "elements", None))
     with server:
         assert [requests.reply() for _ in range(2)] == [(SOME, errors.OK)] * 2
+
+
+def test_first_request_that_was_sent_waits_for_its_reply(
+    requests: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_clients, "ELEMENTS", "elements")
+    monkeypatch.setattr(task_clients, "CONNECT_S", 0.05)
+    released = threading.Event()
+    requests.listener.close()
+    server = ZmqServer(requests.address)
+
+    def elements(state: int, task: int, demand: list[Any], codec: str) -> tuple[Any, ...]:
+        requests.loop.run(requests.release_later, released)
+        assert released.wait(PATIENCE_S)
+        return SOME, "elements", None
+
+    server.register("elements", elements)
+    with server:
+        requests.client.call("zmqdist.about").get_value()
+        requests.ask()
+        assert requests.reply() == (SOME, errors.OK)
+
+
+def test_answered_request_is_not_kept(requests: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_clients, "ELEMENTS", "elements")
+    calls: list[weakref.ref[Any]] = []
+    start = internal_client.start
+
+    def noted(*args: Any, **options: Any) -> Any:
+        call = start(*args, **options)
+        calls.append(weakref.ref(call))
+        return call
+
+    monkeypatch.setattr(internal_client, "start", noted)
+    requests.listener.close()
+    server = ZmqServer(requests.address)
+    server.register("elements", lambda state, task, demand, codec: (SOME, "elements", None))
+    with server:
+        requests.ask()
+        assert requests.reply() == (SOME, errors.OK)
+        until(lambda: calls[0]() is None)
 
 
 def test_first_request_does_not_wait_for_ever(

@@ -272,16 +272,17 @@ class SimHost:
         self.process.freeze()
         thaws = self.thaws
         watch_s = LEASE_S / 2 if self.machine.contact.registered else LEASE_S / 5
-        self.cluster.clock.after(watch_s, lambda: self._watch(thaws))
+        for silence_s, is_kept in ((watch_s, False), (ORPHAN_LIMIT_S, True)):
+            self.cluster.clock.after(silence_s, partial(self._watch, thaws, is_kept))
 
     def thaw(self) -> None:
         self.thaws += 1
         self.process.thaw()
 
-    def _watch(self, thaws: int) -> None:
+    def _watch(self, thaws: int, is_kept: bool) -> None:
         if self.process.frozen and self.thaws == thaws:
             for process in list(self.processes.values()):
-                if not process.is_kept:
+                if process.is_kept == is_kept:
                     self._ends(process, "silent")
 
 

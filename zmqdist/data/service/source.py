@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +15,6 @@ from zmqdist.data.service.dispatcher.machine.records import Terms
 from zmqdist.data.service.reader.runtime import ReadRequest, SavedReader, ServiceReader
 from zmqdist.data.service.service_address import Service
 from zmqdist.errors import FailedPreconditionError, UnimplementedError
-from zmqdist.rpc.client import ZmqClient
 from zmqdist.transport.credentials import Credentials
 
 
@@ -27,7 +25,7 @@ class _ReadingNode(OperatorNode):
             _next_request(dataset, context),
             self.op.credentials,
             context.interrupts,
-            _kept_clients(dataset),
+            dataset.memory,
         )
         self._batch: Iterator[Any] = iter(())
         context.interrupts.close_blocks = True
@@ -76,7 +74,7 @@ class _PortionsNode(OperatorNode):
                 again=values.get("resumed", False),
             )
             self._reader = ServiceReader(
-                request, self.op.credentials, self.context.interrupts, _kept_clients(self.dataset)
+                request, self.op.credentials, self.context.interrupts, self.dataset.memory
             )
         yield from self._elements
         for elements in self._reader.pieces():
@@ -103,12 +101,6 @@ class _PortionsNode(OperatorNode):
         super().close()
         if self._reader is not None:
             self._reader.close()
-
-
-def _kept_clients(dataset: DatasetLike) -> list[ZmqClient]:
-    # a forked child cannot use the connections of its parent
-    kept: list[ZmqClient] = dataset.memory.values.setdefault(f"clients of {os.getpid()}", [])
-    return kept
 
 
 def _next_request(dataset: DatasetLike, context: Context) -> ReadRequest:

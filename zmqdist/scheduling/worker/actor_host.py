@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from zmqdist.addresses import join_address
 from zmqdist.errors import OpError, describe_exit
+from zmqdist.limits import ORPHAN_LIMIT_S
 from zmqdist.messages import KeepActor
 from zmqdist.process.bound_children import BoundChild, BoundChildren
 from zmqdist.process.zygote import SILENT
@@ -126,7 +127,7 @@ class ActorProcesses:
 
     def keep(self, keep: KeepActor) -> None:
         if keep.incarnation in self._processes:
-            self._processes[keep.incarnation].child.keep()
+            self._processes[keep.incarnation].child.keep(ORPHAN_LIMIT_S)
 
     def kill(self, kill: KillActor) -> None:
         if kill.incarnation in self._processes:

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from tests.zygote import ServerProcess
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.client import from_dataset_id, register_dataset
+from zmqdist.data.service.worker import task_process
 from zmqdist.data.service.worker.task_process import CRASHES_MAX, TaskProcesses
 from zmqdist.data.service.worker.task_threads import TaskThreads
 from zmqdist.data.service.worker.tasks_machine import WorkerTask
@@ -145,6 +147,40 @@ def test_unread_task_has_no_process() -> None:
         until(lambda: spawned, "a process for the task")
     loop.run(tasks.close)
     loop.stop()
+
+
+def test_crashes_in_a_row_cost_longer_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process lives where there is no memory for one; the reader still waits for elements."""
+    stack = contextlib.ExitStack()
+    exits: list[Callable[[int], None]] = []
+    pauses_s: list[float] = []
+
+    def spawn(descriptors: Any, exited: Any) -> Any:
+        exits.append(exited)
+        for descriptor in descriptors:
+            stack.callback(os.close, descriptor)
+        return SimpleNamespace(tail=lambda: "")
+
+    def next_pause_s(pause_s: float) -> float:
+        pauses_s.append(pause_s)
+        return pause_s + 0.001
+
+    monkeypatch.setattr(task_process, "next_pause_s", next_pause_s)
+    loop = Loop("test")
+    tasks = TaskProcesses(loop, spawn, "127.0.0.1", "127.0.0.1:1", 1, 1.0)
+    tasks.address = "127.0.0.1:2"
+    loop.start()
+    told = [4000, 2000, "1000", "fingerprint", ("1000", 0), 0, 0, 0, -1, "job", 0]
+    loop.run(lambda: tasks.begin(WorkerTask(told)))
+    host, port = tasks.location(4000).split(":")
+    with socket.create_connection((host, int(port))):
+        for count in range(1, 5):
+            until(lambda count=count: len(exits) >= count, "a process for the task")
+            loop.run(exits[count - 1], 1)
+    assert pauses_s == pytest.approx([0.0, 0.001, 0.002, 0.003])
+    loop.run(tasks.close)
+    loop.stop()
+    stack.close()
 
 
 def test_segfault_costs_only_its_task() -> None:

@@ -46,6 +46,7 @@ import msgspec
 
 from zmqdist import clock as time
 from zmqdist import platforms
+from zmqdist.data.interfaces import Memory
 from zmqdist.data.iterators import CloseInterrupts
 from zmqdist.data.ops.background import FORKED
 from zmqdist.data.service import local_workers
@@ -113,6 +114,9 @@ RELEASE: Final = "zmqdist.data.release"
 RELEASE_S: Final = 1.0
 """Seconds that a closing reader waits until the dispatcher confirms the release. If the release
 does not arrive, the dispatcher releases the reader after `client_timeout_s`."""
+
+CLIENTS_KEPT: Final = 4
+"""Connections to dispatchers that are kept for the next passes over datasets."""
 
 STATE_VERSION: Final = 1
 
@@ -205,14 +209,14 @@ class ServiceReader:
         request: ReadRequest,
         credentials: Credentials,
         interrupts: CloseInterrupts,
-        kept: list[ZmqClient],
+        memory: Memory,
     ) -> None:
         """Open the iteration. Blocks until the dispatcher has replied, or until another thread
         closes `interrupts`.
 
         Args:
-          kept: connections to the dispatcher that earlier readers of the dataset have left. This
-            reader takes one, or connects, and leaves its own.
+          memory: that of the dataset. This reader takes over the connection to the dispatcher of
+            the dataset's last reader, if there is one, and leaves its own.
 
         Raises:
           OpError: the dispatcher refused, or `interrupts` were closed (CancelledError).
@@ -250,11 +254,8 @@ class ServiceReader:
         self._dispatcher_error = ""
         """The error of the last request to the dispatcher, for the log. It is empty if the request
         succeeded."""
-        self._kept = kept
-        try:
-            self._dispatcher = kept.pop()
-        except IndexError:
-            self._dispatcher = self._connect(op.service)
+        self._memory = memory
+        self._dispatcher = _kept.take(memory) or self._connect(op.service)
         self._opened = (0, 0)
         """(random number of the dispatcher's durable state, number of this client); zeros until the
         iteration is open."""
@@ -446,9 +447,10 @@ class ServiceReader:
         """Stop reading, acknowledge the elements that the consumer has received, and ask the
         dispatcher to release this client. Blocks for up to RELEASE_S. A second call does nothing.
         """
-        if self._stop_event.is_set() or sys.is_finalizing():
-            return
-        self._stop_event.set()
+        with self._ready:
+            if self._stop_event.is_set() or sys.is_finalizing():
+                return
+            self._stop_event.set()
         self._loop.stop()
         self._end(None)
         # a program that keeps the reader does not keep memory of its workers
@@ -474,7 +476,7 @@ class ServiceReader:
         for client in self._clients.values():
             client.close()
         if channel_of(self._dispatcher).cancel_all():
-            self._kept.append(self._dispatcher)
+            _kept.keep(self._memory, self._dispatcher)
         else:
             self._dispatcher.close()
 
@@ -703,10 +705,34 @@ class ServiceReader:
         return RemoteTask(client, state, task, self._op.compression, self._loop)
 
 
+class _KeptClients:
+    """Connections to dispatchers that no reader uses: at most one for each dataset, until the
+    dataset is dropped, and CLIENTS_KEPT in all. Any thread may use this."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._clients: weakref.WeakKeyDictionary[Memory, ZmqClient] = weakref.WeakKeyDictionary()
+
+    def take(self, memory: Memory) -> ZmqClient | None:
+        return self._clients.pop(memory, None)
+
+    def keep(self, memory: Memory, client: ZmqClient) -> None:
+        with self._lock:
+            surplus = [self.take(memory)]
+            self._clients[memory] = client
+            if len(self._clients) > CLIENTS_KEPT:
+                surplus.append(self.take(next(iter(self._clients))))
+        for client in filter(None, surplus):
+            client.close()
+
+
 _readers: weakref.WeakSet[ServiceReader] = weakref.WeakSet()
+_kept = _KeptClients()
 
 
 def _forked() -> None:
+    global _kept
+    _kept = _KeptClients()  # the connections are the parent's
     for reader in list(_readers):
         reader.forked()
 

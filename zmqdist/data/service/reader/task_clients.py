@@ -8,6 +8,7 @@ unpacks `value` into elements. The loop thread does not call it, because unpacki
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -22,7 +23,7 @@ from zmqdist.data.service.worker.task_orders import ELEMENTS
 from zmqdist.data.service.worker.task_runner import Packed
 from zmqdist.errors import OpError, WireError, from_code
 from zmqdist.rpc import internal_client
-from zmqdist.rpc.client import StatusOrResult, ZmqClient, is_sent, outcome_of
+from zmqdist.rpc.client import StatusOrResult, ZmqClient, cancel_unsent, outcome_of
 from zmqdist.rpc.handler_errors import code_and_message
 from zmqdist.transport.loop import Loop
 
@@ -57,8 +58,8 @@ class RemoteTask:
             return
         if self._is_new:
             # the worker starts the task's process when this reader connects
-            at = self._loop.now() + CONNECT_S
-            self._loop.set_timer(call, at, lambda: is_sent(call) or call.cancel())
+            give_up = partial(_give_up, weakref.ref(call))
+            self._loop.set_timer(give_up, self._loop.now() + CONNECT_S, give_up)
         call.add_done_callback(partial(self._answered, then))
 
     def _answered(self, then: Then, call: StatusOrResult) -> None:
@@ -74,6 +75,12 @@ class RemoteTask:
                     error
                     or WireError(self._client.address, "not a reply to a request for elements"),
                 )
+
+
+def _give_up(request: weakref.ref[StatusOrResult]) -> None:
+    # a timer that referred to the request would keep its elements in memory
+    if (call := request()) is not None:
+        cancel_unsent(call)
 
 
 class LocalTask:

@@ -65,6 +65,7 @@ import msgspec
 from zmqdist.addresses import join_address
 from zmqdist.blas_threads import cores
 from zmqdist.data.service.dispatcher.machine.records import DYNAMIC
+from zmqdist.data.service.retry import next_pause_s
 from zmqdist.data.service.task_errors import describe_exit, process_death_error
 from zmqdist.data.service.worker.runtime import TaskHost
 from zmqdist.data.service.worker.task_orders import (
@@ -391,6 +392,7 @@ class _Task:
         self.figures: tuple[Any, ...] = ()
         self.suspect = False
         self._crashes = 0
+        self._pause_s = 0.0
         self._error: OpError | None = None
         self._for_good = False
         self._closed = False
@@ -473,7 +475,9 @@ class _Task:
             how = describe_exit(code) if crashed and not others_count else ""
             self._owner.crashed(self._task.id, how, self._wait_for_readers)
         else:
-            self._wait_for_readers()
+            # a host on which no process lives must not start one after the other
+            self._pause_s = next_pause_s(self._pause_s) if crashed else 0.0
+            self._loop.set_timer(self, self._loop.now() + self._pause_s, self._wait_for_readers)
 
     def _crashed(self, code: int, tail: str, progress: Sequence[int], others_count: int) -> None:
         self.suspect = True
