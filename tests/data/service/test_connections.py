@@ -118,6 +118,37 @@ def test_connection_without_server_is_not_kept(made: list[ZmqClient]) -> None:
         assert "closed" in repr(made[0])
 
 
+@pytest.mark.parametrize("when", ["before the request", "after the reply"])
+def test_iterator_that_is_closed_while_it_opens_has_ended(
+    cluster: TestCluster, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    dataset = cluster.distribute(Dataset.range(10), ShardingPolicy.DYNAMIC, delivery="exactly_once")
+    iterator = iter(dataset)
+    start, call = internal_client.start, runtime.call_until_answered
+
+    def close(client: ZmqClient) -> None:
+        threading.Thread(target=iterator.close).start()
+        until(lambda: "closed" in repr(client))
+
+    def close_and_start(client: ZmqClient, *args: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        close(client)
+        return start(client, *args, **options)
+
+    def call_and_close(client: ZmqClient, *args: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        value = call(client, *args, **options)
+        close(client)
+        return value
+
+    if when == "before the request":
+        monkeypatch.setattr(internal_client, "start", close_and_start)
+    else:
+        monkeypatch.setattr(runtime, "call_until_answered", call_and_close)
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
 # -- the first request to a task -------------------------------------------------------------------
 
 

@@ -70,8 +70,8 @@ def call_until_answered(
             ).get_value()
         except OpError as error:
             left_s = until - time.monotonic()
-            # the dispatcher would give the same reply again
-            if error.error_code not in again or left_s <= 0:
+            # the dispatcher would give the same reply again; a stop may have closed the client
+            if (error.error_code not in again or left_s <= 0) and not stop_event.is_set():
                 raise
             if (now := time.monotonic()) - said_at >= limits.WAIT_LOG_S:
                 said_at = now

@@ -87,6 +87,7 @@ from zmqdist.data.service.split_requests import call_until_answered
 from zmqdist.data.structure import invalid
 from zmqdist.errors import (
     ABORTED,
+    CancelledError,
     FailedPreconditionError,
     NotFoundError,
     OpError,
@@ -288,6 +289,8 @@ class ServiceReader:
                 self._opened = (state, client)
                 if self._target == "LOCAL":
                     check_local(terms, op.service, state)
+            if self._open_cancelled.is_set():  # after the reply, and has closed the connection
+                raise CancelledError(f"reading from {op.service} was stopped")
             self._delivery = self._delivery_for(client)
         except BaseException:
             self.close()
