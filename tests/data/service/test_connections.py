@@ -83,9 +83,9 @@ def test_few_connections_are_kept_for_many_datasets(
     datasets = [cluster.distribute(Dataset.range(10)) for _ in range(runtime.CLIENTS_KEPT + 2)]
     for dataset in datasets:
         assert len(values(dataset)) == 10
-    assert ["closed" in repr(client) for client in made] == [True] * 2 + [
-        False
-    ] * runtime.CLIENTS_KEPT
+    closed = ["closed" in repr(client) for client in made]
+    assert closed.count(False) <= runtime.CLIENTS_KEPT
+    assert not closed[-1]
     values(datasets[-1])
     assert len(made) == len(datasets)
 
