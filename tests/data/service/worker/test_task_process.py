@@ -127,60 +127,55 @@ def test_connection_of_task_process_is_quiet(monkeypatch: pytest.MonkeyPatch) ->
     loop.stop()
 
 
+@contextlib.contextmanager
+def task_without_process() -> Iterator[tuple[Loop, tuple[str, int], list[Callable[[int], None]]]]:
+    """Yield the loop, the address of a task, and a function for each process that was ordered; the
+    function reports the end of the process, which never runs."""
+    exits: list[Callable[[int], None]] = []
+    with contextlib.ExitStack() as stack:
+
+        def spawn(descriptors: Any, exited: Callable[[int], None]) -> Any:
+            exits.append(exited)
+            for descriptor in descriptors:
+                stack.callback(os.close, descriptor)
+            return SimpleNamespace(tail=lambda: "")
+
+        loop = Loop("test")
+        stack.callback(loop.stop)
+        tasks = TaskProcesses(loop, spawn, "127.0.0.1", "127.0.0.1:1", 1, 1.0)
+        tasks.address = "127.0.0.1:2"
+        loop.start()
+        stack.callback(loop.run, tasks.close)
+        told = [4000, 2000, "1000", "fingerprint", ("1000", 0), 0, 0, 0, -1, "job", 0]
+        loop.run(lambda: tasks.begin(WorkerTask(told)))
+        host, port = tasks.location(4000).split(":")
+        yield loop, (host, int(port)), exits
+
+
 def test_unread_task_has_no_process() -> None:
-    spawned: list[Any] = []
-
-    def spawn(descriptors: Any, exited: Any) -> Any:
-        spawned.append(exited)
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-    loop = Loop("test")
-    tasks = TaskProcesses(loop, spawn, "127.0.0.1", "127.0.0.1:1", 1, 1.0)
-    tasks.address = "127.0.0.1:2"
-    loop.start()
-    told = [4000, 2000, "1000", "fingerprint", ("1000", 0), 0, 0, 0, -1, "job", 0]
-    loop.run(lambda: tasks.begin(WorkerTask(told)))
-    host, port = tasks.location(4000).split(":")
-    assert not spawned
-    with socket.create_connection((host, int(port))):
-        until(lambda: spawned, "a process for the task")
-    loop.run(tasks.close)
-    loop.stop()
+    with task_without_process() as (_, address, exits):
+        assert not exits
+        with socket.create_connection(address):
+            until(lambda: exits, "a process for the task")
 
 
 def test_crashes_in_a_row_cost_longer_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """No process lives where there is no memory for one; the reader still waits for elements."""
-    stack = contextlib.ExitStack()
-    exits: list[Callable[[int], None]] = []
     pauses_s: list[float] = []
-
-    def spawn(descriptors: Any, exited: Any) -> Any:
-        exits.append(exited)
-        for descriptor in descriptors:
-            stack.callback(os.close, descriptor)
-        return SimpleNamespace(tail=lambda: "")
 
     def next_pause_s(pause_s: float) -> float:
         pauses_s.append(pause_s)
         return pause_s + 0.001
 
     monkeypatch.setattr(task_process, "next_pause_s", next_pause_s)
-    loop = Loop("test")
-    tasks = TaskProcesses(loop, spawn, "127.0.0.1", "127.0.0.1:1", 1, 1.0)
-    tasks.address = "127.0.0.1:2"
-    loop.start()
-    told = [4000, 2000, "1000", "fingerprint", ("1000", 0), 0, 0, 0, -1, "job", 0]
-    loop.run(lambda: tasks.begin(WorkerTask(told)))
-    host, port = tasks.location(4000).split(":")
-    with socket.create_connection((host, int(port))):
+    with (
+        task_without_process() as (loop, address, exits),
+        socket.create_connection(address),
+    ):
         for count in range(1, 5):
             until(lambda count=count: len(exits) >= count, "a process for the task")
             loop.run(exits[count - 1], 1)
     assert pauses_s == pytest.approx([0.0, 0.001, 0.002, 0.003])
-    loop.run(tasks.close)
-    loop.stop()
-    stack.close()
 
 
 def test_segfault_costs_only_its_task() -> None:
