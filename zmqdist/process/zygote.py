@@ -35,7 +35,7 @@ Messages to the control socket (SOCK_SEQPACKET)
     KEEP has the bound child with this ticket continue while the starting process is silent, for the
     number's milliseconds.
     BEAT tells the zygote that the starting process runs. Its number is the watch: the milliseconds
-    within which the next BEAT must arrive.
+    within which the next message must arrive.
 About each child, the zygote reports BORN with the pid, and later ENDED with the exit code. Both
 reports have the child's ticket. The zygote writes the reports about a bound child to the control
 socket. It writes the reports about an unbound child to the child's status socket, and sends a pidfd
@@ -287,6 +287,8 @@ class Zygote:
         """Carry out a message of the control socket. In a forked child, return the function that
         the child must run. Otherwise return None.
         """
+        # any message shows that the starting process runs; after a stop, orders come before a BEAT
+        self._heard_at = time.monotonic()
         if data == SPAWN:
             return self._spawn(*descriptors)
         if data.startswith(b"["):
@@ -296,7 +298,7 @@ class Zygote:
             return None
         verb, ticket, number = CONTROL_RECORD.unpack(data)
         if verb == BEAT:
-            self._watch_s, self._heard_at = number / 1000, time.monotonic()
+            self._watch_s = number / 1000
         elif ticket in self._bound and verb == KEEP:
             self._bound[ticket].silence_s = number / 1000
         elif ticket in self._bound:
