@@ -40,8 +40,6 @@ from zmqdist.transport.dealer import DealerConnection
 if TYPE_CHECKING:
     import pytest
 
-COORDINATOR_THREAD = "zmqdist-coordinator"
-
 
 def select_tests(module: ModuleType, fixture: str) -> dict[str, Callable[..., Any]]:
     """Return the tests of a module that use a fixture, for `globals().update` of another module,
@@ -126,15 +124,13 @@ def _interrupt() -> None:
 
 
 def record_sent(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
-    """Return a list that grows by each message that a coordinator of this process sends to its
-    dispatcher."""
+    """Return a list that grows by each message of this process's connections, in whichever thread:
+    a loop that sleeps is served by others."""
     sent: list[Message] = []
     send = DealerConnection.send
 
     def recording(self: DealerConnection, message: Message, *rest: Any) -> bool:
-        # workers that are threads have dealers, too
-        if threading.current_thread().name == COORDINATOR_THREAD:
-            sent.append(message)
+        sent.append(message)
         return send(self, message, *rest)
 
     monkeypatch.setattr(DealerConnection, "send", recording)
@@ -159,11 +155,7 @@ def stalled(
 
     def stalling(self: DealerConnection, message: Message, *rest: Any) -> bool:
         was_sent = send(self, message, *rest)
-        if (
-            isinstance(message, Submit)
-            and threading.current_thread().name == COORDINATOR_THREAD
-            and not reached.is_set()
-        ):
+        if isinstance(message, Submit) and not reached.is_set():
             reached.set()
             assert gate.wait(30)
             sent.clear()
