@@ -206,6 +206,25 @@ def test_silent_starter_loses_children_that_are_not_kept(nursery: Nursery) -> No
     assert kept.code() == 3
 
 
+def test_child_ordered_after_silence_lives(nursery: Nursery) -> None:
+    """A resumed process may order children before its next beat."""
+    silenced = nursery.spawn()
+    pidfd = os.pidfd_open(silenced.pid())
+
+    def stand_still_and_order() -> Spawned:
+        nursery.children.watch(2.0)
+        assert select.select([pidfd], [], [], PATIENCE_S)[0]
+        ordered = nursery.spawn()
+        ordered.ours.sendall(b"p")
+        assert ordered.ours.recv(100), "it was killed, too"
+        return ordered
+
+    ordered = nursery.loop.run(stand_still_and_order, timeout_s=2 * PATIENCE_S)
+    os.close(pidfd)
+    ordered.ours.sendall(b"x")
+    assert ordered.code() == 3
+
+
 def test_children_end_with_owner(nursery: Nursery) -> None:
     several = [nursery.spawn() for _ in range(3)]
     pids = [each.pid() for each in several]

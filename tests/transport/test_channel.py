@@ -380,16 +380,16 @@ def test_unsent_call_alone_is_given_up(serve: Serve, open_channel: Open) -> None
     held = Held(serve())
     channel = held.open(open_channel)
     sent = start(channel)
-    assert not channel.cancel_unsent(sent)
+    assert not channel.cancel(sent, only_unsent=True)
     held.answer(1)
     channel.wait(sent)
     assert sent.code == errors.OK
-    assert not channel.cancel_unsent(sent)
+    assert not channel.cancel(sent, only_unsent=True)
     alone = open_channel("127.0.0.1:1")
     unsent = start(alone)
-    assert alone.cancel_unsent(unsent)
+    assert alone.cancel(unsent, only_unsent=True)
     assert unsent.code == errors.CANCELLED
-    assert not alone.cancel_unsent(unsent)
+    assert not alone.cancel(unsent, only_unsent=True)
 
 
 def test_all_calls_are_cancelled_for_next_owner(serve: Serve, open_channel: Open) -> None:

@@ -23,8 +23,8 @@ The zygote's promises
         when the zygote ends in any way. The zygote also kills its bound children when the starting
         process has been silent for longer than its watch. If the starting process was stopped
         (SIGSTOP), other processes have taken over its work, so its children must not continue,
-        unless they are kept. When a bound child has ended, the zygote kills all processes that the child has started in its
-        process group.
+        unless they are kept. When a bound child has ended, the zygote kills all processes that the
+        child has started in its process group.
 
 Messages to the control socket (SOCK_SEQPACKET)
     JSON [module, arguments] has the zygote import the modules that a child with this module and

@@ -225,8 +225,8 @@ class InternalResult(StatusOrResult):
 
 
 def cancel_unsent(result: StatusOrResult) -> bool:
-    """Cancel the call of `result` as `Channel.cancel_unsent` does."""
-    return result._channel.cancel_unsent(result._call)
+    """Cancel the call of `result`, unless it has ended or was sent. Return whether it was cancelled."""
+    return result._channel.cancel(result._call, only_unsent=True)
 
 
 def outcome_of(result: StatusOrResult) -> tuple[Any, OpError | None]:

@@ -821,20 +821,13 @@ class Channel:
             self._wake_waiters()
         return call.ended
 
-    def cancel(self, call: ClientCall) -> bool:
+    def cancel(self, call: ClientCall, *, only_unsent: bool = False) -> bool:
         """End the call with CANCELLED, and send the server a message that cancels it. Return False
-        if the call had ended before."""
+        if the call had ended before or, with `only_unsent`, was sent."""
         with self._guard, self._lock:
             if call.ended or self.closed:
                 return False
-            self._connection.cancel(call)
-            self._wake_waiters()
-            return True
-
-    def cancel_unsent(self, call: ClientCall) -> bool:
-        """Cancel the call, unless it has ended or was sent. Return whether it was cancelled."""
-        with self._guard, self._lock:
-            if self.closed or not self._connection.table.is_unsent(call):
+            if only_unsent and not self._connection.table.is_unsent(call):
                 return False
             self._connection.cancel(call)
             self._wake_waiters()

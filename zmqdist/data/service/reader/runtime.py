@@ -450,7 +450,7 @@ class ServiceReader:
         """Stop reading, acknowledge the elements that the consumer has received, and ask the
         dispatcher to release this client. Blocks for up to RELEASE_S. A second call does nothing.
         """
-        with self._ready:
+        with self._ready:  # if two threads close, one of them leaves the connection
             if self._stop_event.is_set() or sys.is_finalizing():
                 return
             self._stop_event.set()
@@ -497,8 +497,8 @@ class ServiceReader:
         self._over, self._error = True, FailedPreconditionError(FORKED)
 
     def _connect(self, address: str, key: bytes = b"") -> ZmqClient:
-        """Return a new client of `address`. `key` is the public key that a worker published with its
-        address; empty for the dispatcher."""
+        """Return a new client of `address`. `key` is the public key that a worker published with
+        its address; empty for the dispatcher."""
         security = self._credentials.client(address, "submit", key)
         return ZmqClient(address, "data reader", security=security)
 
