@@ -225,7 +225,7 @@ class InternalResult(StatusOrResult):
 
 
 def cancel_unsent(result: StatusOrResult) -> bool:
-    """Cancel the call of `result`, unless it has ended or was sent. Return whether it was cancelled."""
+    """Cancel the call of `result`, unless it has ended or was sent. Return whether it did so."""
     return result._channel.cancel(result._call, only_unsent=True)
 
 
