@@ -270,6 +270,17 @@ def test_forked_child_keeps_no_lock(folder: str, child: Child) -> None:
     assert load(folder) == (None, [])
 
 
+def test_closed_journal_frees_its_lock_in_children_too(folder: str) -> None:
+    journal = Journal(folder)
+    lock_path = os.path.realpath(os.path.join(folder, "journal.lock"))
+    for name in os.listdir("/proc/self/fd"):
+        if os.path.realpath(f"/proc/self/fd/{name}") == lock_path:
+            inherited = os.dup(int(name))  # as a child has it between fork and exec
+    journal.close()
+    assert load(folder) == (None, [])
+    os.close(inherited)
+
+
 # -- killed, and nothing is lost -------------------------------------------------------------------
 
 

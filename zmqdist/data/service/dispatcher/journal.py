@@ -351,6 +351,11 @@ class Journal:
         os.pwrite(self._lock, _LOCK_LINE % (os.getpid(), self._last), 0)
 
     def _free_lock(self) -> None:
+        import fcntl
+
+        # Closing is not enough: a child that another thread forks has the descriptor until the
+        # child executes its program, and with it the lock (flock(2)).
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
         _locks.discard(self._lock)
         os.close(self._lock)
 
