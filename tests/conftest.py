@@ -26,8 +26,6 @@ import hypothesis
 import pytest
 
 PATIENCE_S = 20.0
-COLLECT_S = 0.3
-"""Seconds that a test's leftovers have to end before the garbage collector runs."""
 ROOT = Path(__file__).resolve().parents[1]
 _MARK = f"ZMQDIST_TEST_RUN={os.getpid()}"
 # the standard library's, for good
@@ -148,16 +146,12 @@ def _descendants() -> set[str]:
 
 def left_behind(before: set[str], look: Callable[[], set[str]], patience_s: float) -> list[str]:
     """What `look` sees that was not there before and does not go within `patience_s` seconds."""
-    began = time.monotonic()
+    deadline = time.monotonic() + patience_s
     pause = threading.Event()
     known = {_identity(text) for text in before}
-    collected = False
-    while (left := [text for text in look() if _identity(text) not in known]) and (
-        waited_s := time.monotonic() - began
-    ) < patience_s:
-        if not collected and waited_s > COLLECT_S:
-            gc.collect()  # a dataset that the test has dropped may wait for the collector
-            collected = True
+    while (
+        left := [text for text in look() if _identity(text) not in known]
+    ) and time.monotonic() < deadline:
         pause.wait(0.01)
     return sorted(left)
 

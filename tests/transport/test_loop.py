@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -279,6 +281,21 @@ def test_stop_runs_callbacks_and_closes_sockets() -> None:
         loop.run(order.append, "too late")
     with pytest.raises(FailedPreconditionError, match="has been stopped"):
         loop.start()
+
+
+def test_stopped_loop_keeps_no_callback() -> None:
+    loop = Loop("zmqdist-test")
+    owner = threading.Event()
+    gone = weakref.ref(owner)
+    loop.set_timer(owner, loop.now() + 60, owner.set)
+    loop.at_end_of_turn(owner.is_set)
+    loop.add_socket(pair(loop)[0], owner.is_set)
+    with socket.socket() as other:
+        loop.add_fd(other.fileno(), owner.is_set)
+        loop.start()
+        loop.stop()
+    del owner
+    assert gone() is None
 
 
 def test_function_taken_back_does_not_run_at_stop() -> None:

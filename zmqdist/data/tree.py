@@ -187,14 +187,15 @@ class Tree(Generic[T_co]):
         ['range', 'batch']
         """
         nodes: dict[int, Tree] = {}
-
-        def visit(dataset: Tree) -> None:
-            if id(dataset) not in nodes:
-                for dataset_input in dataset.inputs:
-                    visit(dataset_input)
-                nodes[id(dataset)] = dataset
-
-        visit(self)
+        # A stack, because a function that calls itself is in a cycle of references, which would
+        # keep the datasets until the garbage collector runs.
+        stack: list[Tree] = [self]
+        while stack:
+            dataset = stack[-1]
+            if waiting := [node for node in dataset.inputs if id(node) not in nodes]:
+                stack += reversed(waiting)
+            else:
+                nodes[id(dataset)] = stack.pop()
         return list(nodes.values())
 
     def rewrite(self: T, change: Callable[[Any], Any]) -> T:

@@ -700,6 +700,12 @@ class Loop:
                     watched.socket.close(linger=0)
             self._end_context()
             self._epoll.close()
+            # Its callbacks may refer to an object that refers to the loop.
+            self._timers.clear()
+            self._heap.clear()
+            self._hooks.clear()
+            self._sockets.clear()
+            self._descriptors.clear()
             with self._lock:
                 platforms.close_wake_fd(self._wake_fd)
                 self._wake_fd = -1

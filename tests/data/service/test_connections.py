@@ -68,13 +68,16 @@ def test_two_readers_at_a_time_share_no_connection(
 
 
 def test_connection_ends_with_its_dataset(cluster: TestCluster, made: list[ZmqClient]) -> None:
-    dataset = cluster.distribute(Dataset.range(10))
-    values(dataset)
-    client = weakref.ref(made.pop())
-    assert client() is not None
-    del dataset
-    gc.collect()
-    until(lambda: client() is None)
+    gc.disable()  # without the collector's help
+    try:
+        dataset = cluster.distribute(Dataset.range(10))
+        values(dataset)
+        client = weakref.ref(made.pop())
+        assert client() is not None
+        del dataset
+        until(lambda: client() is None)
+    finally:
+        gc.enable()
 
 
 def test_few_connections_are_kept_for_many_datasets(

@@ -274,9 +274,9 @@ class ServiceReader:
             request.again,
         )
         self._loop = Loop("zmqdist-reader")
-        self._loop.start()
-        _readers.add(self)
         try:
+            self._loop.start()
+            _readers.add(self)
             with interrupts.interruptible(self._cancel_open):
                 self._target = target_of(terms, self._deployment_mode())
                 client, self.iteration, state, self._cut = call_until_answered(
@@ -292,10 +292,10 @@ class ServiceReader:
             if self._open_cancelled.is_set():  # after the reply, and has closed the connection
                 raise CancelledError(f"reading from {op.service} was stopped")
             self._delivery = self._delivery_for(client)
+            self._run_in_loop(self._watch)
         except BaseException:
             self.close()
             raise
-        self._run_in_loop(self._watch)
 
     def _delivery_for(self, client: int) -> Delivery:
         op, terms = self._op, self._terms
@@ -462,6 +462,9 @@ class ServiceReader:
             for link in self._links.values():
                 if isinstance(link.client, LocalTask):
                     link.client.delete()
+        # A link refers to this reader. The cycle would keep the memory of the dataset, and with it
+        # a connection, until the garbage collector runs.
+        self._links.clear()
         if self._opened != (0, 0):
             try:
                 self._consumption.finish()
