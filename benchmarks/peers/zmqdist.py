@@ -74,7 +74,9 @@ def rows_touched(table: Any, rows: int, seed: int) -> None:
 def model_touched(model: Any) -> None:
     import numpy as np
 
-    model.assign_add(model.numpy() * np.float32(SHRINKS))
+    reads = [part.start_read() for part in model.variables]
+    for part, read in zip(model.variables, reads, strict=True):
+        part.assign_add(read.get_value() * np.float32(SHRINKS))
 
 
 def adding(size: int) -> Callable[[Any], Any]:
