@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from tests.transport.helpers import until
-from zmqdist.errors import DeadlineExceededError, FailedPreconditionError
+from zmqdist.errors import DeadlineExceededError, FailedPreconditionError, ResourceExhaustedError
 from zmqdist.transport.loop import Loop
 
 
@@ -317,6 +317,19 @@ def test_unstarted_loop_can_stop() -> None:
     loop.on_stop(lambda: closed.append(1))
     loop.stop()
     assert closed == [1]
+    assert loop.context.closed
+
+
+def test_loop_without_thread_can_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    loop = Loop("zmqdist-test")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(ResourceExhaustedError):
+            loop.start()
+    loop.stop()
     assert loop.context.closed
 
 

@@ -197,8 +197,12 @@ class Loop:
             if self._started:
                 return
             self._started = True
-        with naming_system_errors():
-            self._thread.start()
+        try:
+            with naming_system_errors():
+                self._thread.start()
+        except Exception:
+            self._started = False  # there is no thread for which `stop` could wait
+            raise
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the thread. Before it ends, it runs the inbox and the `on_stop` functions, closes all
@@ -700,12 +704,6 @@ class Loop:
                     watched.socket.close(linger=0)
             self._end_context()
             self._epoll.close()
-            # Its callbacks may refer to an object that refers to the loop.
-            self._timers.clear()
-            self._heap.clear()
-            self._hooks.clear()
-            self._sockets.clear()
-            self._descriptors.clear()
             with self._lock:
                 platforms.close_wake_fd(self._wake_fd)
                 self._wake_fd = -1
@@ -714,3 +712,9 @@ class Loop:
             self._finished.set()
             if self._watch is not None:
                 self._watch.put(False)
+            # A callback may refer to an object that refers to the loop, or whose finalizer stops it.
+            self._timers.clear()
+            self._heap.clear()
+            self._hooks.clear()
+            self._sockets.clear()
+            self._descriptors.clear()
