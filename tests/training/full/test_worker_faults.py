@@ -228,7 +228,7 @@ def test_function_that_ends_workers_is_given_up() -> None:
         pids = [cluster.pids[f"worker:{index}"] for index in range(3)]
 
         def deadly() -> None:
-            starts.assign_add(1)
+            starts.assign_add(1).numpy()  # a read waits for the update
             os.kill(pids[zd.coordinator.get_current_worker_index()], signal.SIGKILL)
             threading.Event().wait()
 
