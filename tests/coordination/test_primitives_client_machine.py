@@ -81,7 +81,7 @@ def test_first_request_opens_client() -> None:
     release = process.machine.release(LOCK)
     assert process.go(release) == ("renew", 101, 77, [], [1])
     assert process.go(release, [None]) is True
-    assert not process.machine.holds
+    assert not process.machine.is_needed
 
 
 def test_release_without_place_is_refused() -> None:
@@ -208,7 +208,7 @@ def test_reply_to_former_client_grants_nothing() -> None:
     assert process.go(two, UNKNOWN)[0] == "open"
     process.go(two, process.opened())
     assert process.go(one, [9])[:4] == ("request", 102, 4, "acquire")
-    assert not process.machine.holds
+    assert not process.machine.is_needed
 
 
 def test_first_of_several_replies_to_open_counts() -> None:
@@ -227,7 +227,11 @@ def test_closed_request_is_withdrawn() -> None:
     process.go(operation)
     process.go(operation, process.opened())
     operation.close()
-    assert process.go(process.request("get", JOBS)) == ("renew", 101, 77, [], [1])
+    assert process.machine.is_needed
+    renewal = process.machine.renew()
+    assert process.go(renewal) == ("renew", 101, 77, [], [1])
+    process.go(renewal, [None])
+    assert not process.machine.is_needed
 
 
 def test_state_of_queue_is_lost_with_dispatcher() -> None:

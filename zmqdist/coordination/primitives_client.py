@@ -76,7 +76,7 @@ class PrimitivesLink:
             del resume  # its error refers to this frame
             with self._lock:
                 operation.close()
-                if self.machine.holds:
+                if self.machine.is_needed:
                     _holding.add(self)
                 else:
                     _holding.discard(self)
@@ -109,7 +109,7 @@ def _renew(weak_link: weakref.ref[PrimitivesLink], wake: threading.Event) -> Non
 _links: weakref.WeakValueDictionary[tuple[int, str], PrimitivesLink] = weakref.WeakValueDictionary()
 _holding: set[PrimitivesLink] = set()
 """The links of processes that hold places, which stay theirs after the program has dropped all
-objects that refer to the link."""
+objects that refer to the link, and links with withdrawn requests."""
 _links_lock = threading.Lock()
 
 

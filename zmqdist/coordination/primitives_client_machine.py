@@ -104,9 +104,9 @@ class PrimitivesClient:
         self._operations = 0
 
     @property
-    def holds(self) -> bool:
-        """Whether this process has a place."""
-        return bool(self._holds)
+    def is_needed(self) -> bool:
+        """Whether this process has a place, or withdrawn requests that the dispatcher may grant."""
+        return bool(self._holds or self._withdrawn)
 
     def hold(self, key: Key, now: float) -> Hold | None:
         """Return the place of this name that this process got last, if it has one now."""
@@ -156,7 +156,7 @@ class PrimitivesClient:
                 elif self._client == client:
                     self._holds.setdefault(key, []).append(Hold(number, key, size or 1, outcome))
                     return outcome, keeper
-        except GeneratorExit:  # the program waits no more
+        except (GeneratorExit, KeyboardInterrupt):  # the program waits no more
             self._withdraw(number)
             raise
         finally:
@@ -189,9 +189,9 @@ class PrimitivesClient:
         return True
 
     def renew(self) -> Operation[float]:
-        """Renew the lease, if this process holds a place or an operation runs. Return the seconds
-        until the next renewal."""
-        if self._operations or self._holds:
+        """Renew the lease, if an operation runs or `is_needed`. Return the seconds until the next
+        renewal."""
+        if self._operations or self.is_needed:
             self._is_suspected = True
             try:
                 yield from self._contact(self.now)

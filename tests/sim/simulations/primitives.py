@@ -455,7 +455,7 @@ class PrimitivesSim(SimWorld):
         machine = self.keeper.machine
         self.promise(machine.waiting == 0, "primitives P4: a request waits for ever")
         self.promise(
-            not any(user.client.holds for user in self.users), "P1 of clients: a place is left"
+            not any(user.client.is_needed for user in self.users), "P1 of clients: a place is left"
         )
         names = {"q", "e"}
         self._drain()
