@@ -106,15 +106,15 @@ future = executor.submit(print, "never")
 @pytest.mark.parametrize("where", ["in the program", "at its end"])
 def test_interrupt_ends_program_and_its_work(where: str, tmp_path: Path) -> None:
     program = OWN.replace("range(5)", "range(500)")
-    program += "time.sleep(60)" if where == "in the program" else ""
-    process = run_submitting(program, str(tmp_path))
-    try:
-        until(lambda: list(tmp_path.iterdir()))
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=30)
-    finally:
-        process.kill()
-        process.wait()
+    # Python notices a signal that arrives just before it begins to sleep only afterwards.
+    program += "while True: time.sleep(0.1)" if where == "in the program" else ""
+    with run_submitting(program, str(tmp_path)) as process:
+        try:
+            until(lambda: list(tmp_path.iterdir()))
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert process.returncode == -signal.SIGINT, stderr
     assert "submitted functions that had not ended were given up" in stderr
     assert len(list(tmp_path.iterdir())) < 500
@@ -172,16 +172,17 @@ def test_stopped_program_fetches_large_results_after_lease(
 ) -> None:
     """What it had begun to fetch was let go of, and runs again."""
     monkeypatch.setenv("ZMQDIST_ARENA", "off")
-    with zd.local_cluster(workers=2, lease_s=2.0) as cluster:
-        process = run_scheduling(cluster, SCHEDULES_LARGE)
+    with (
+        zd.local_cluster(workers=2, lease_s=2.0) as cluster,
+        run_scheduling(cluster, SCHEDULES_LARGE) as process,
+    ):
         assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(12.0)
-        process.send_signal(signal.SIGCONT)
         try:
+            assert process.stdout.readline() == "begun\n"
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(12.0)
+            process.send_signal(signal.SIGCONT)
             _, stderr = process.communicate(timeout=60)
         finally:
             process.kill()
-            process.wait()
     assert process.returncode == 0, stderr
