@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 COORDINATOR = ROOT / "zmqdist/scheduling/coordinator"
 
-CODE_LINES_MAX = 61_400
+CODE_LINES_MAX = 61_450
 """The bound of the code lines of zmqdist/ and cli/. A change that must exceed it raises it by the
 lines that it was allowed."""
 COORDINATOR_LINES_MAX = 5_850
@@ -26,11 +26,12 @@ TABLES = {
 }
 """The attributes of the coordinator that hold work items between events."""
 PASSING = {
+    "executor.ClusterExecutor._submitting",
     "machine.CoordinatorMachine._failures",
     "machine.CoordinatorMachine._followups",
     "machine.CoordinatorMachine._resolved",
 }
-"""The attributes that hold work items only while an event is handled."""
+"""The attributes that hold work items only while an event is handled, or one is submitted."""
 
 
 def code_lines(path: Path) -> int:

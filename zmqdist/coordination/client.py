@@ -34,6 +34,7 @@ from zmqdist import clock as time
 from zmqdist.background import in_background
 from zmqdist.callbacks import Callbacks
 from zmqdist.cluster.devices import Device
+from zmqdist.conditions import Condition
 from zmqdist.coordination.machine import UP
 from zmqdist.coordination.replies import Task, task_name
 from zmqdist.coordination.service import PREFIX, CoordinationSnapshot
@@ -118,7 +119,7 @@ class KeeperLink:
         self.keeper = f"{keeper or 'the server'} at {self._registration_client.address}, which keeps barriers and keys,"
         self.errors: list[tuple[str, OpError]] = []
         self.callbacks: list[OnError] = []
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._state = LOOKING
         self._refused: OpError | None = None
         self._last_error: OpError | None = None

@@ -633,6 +633,7 @@ class _IteratorCore:
         self.node = node
         self.at_end = False
         self.closed = False
+        self.released = False
         self._needs_generator = True
         self._current: Iterator[Any] | None = None
 
@@ -683,6 +684,7 @@ class _IteratorCore:
             pass
         self._needs_generator = False
         self.node.close()
+        self.released = True
 
     def _close_generator(self) -> None:
         current, self._current = self._current, None
@@ -851,7 +853,7 @@ class DatasetIterator(chain[T_any]):
 
     def __del__(self) -> None:
         core = self.__dict__.get("_core")
-        if core is None or core.closed:
+        if core is None or core.released:
             return
         if core.node.context.interrupts.close_blocks:
             # Close in another thread, because `close` would block the thread in which the garbage

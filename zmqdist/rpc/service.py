@@ -73,6 +73,7 @@ import numpy as np
 
 from zmqdist import clock as time
 from zmqdist import errors, nest
+from zmqdist.conditions import Condition
 from zmqdist.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -431,7 +432,7 @@ class _Stream:
         self._method = method
         self._due = call.due
         self._began = time.monotonic()
-        self._condition = threading.Condition()
+        self._condition = Condition()
         self._pending: PendingCall | None = call
         self._bodies: list[bytes] = []
         self._sources: list[Any] = []

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from zmqdist.conditions import Condition
 from zmqdist.futures import Future, ReadyValue
 from zmqdist.specs import IndexedSlices, plain_array
 from zmqdist.training import context
@@ -83,7 +84,7 @@ class Rendezvous:
     def __init__(self, strategy: Any, replicas: int) -> None:
         self._strategy = strategy
         self._replicas = replicas
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._round = 0
         self._waiting: dict[int, tuple[Any, Any, Any]] = {}
         self._results: dict[int, Any] = {}

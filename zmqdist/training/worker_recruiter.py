@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from zmqdist import clock as time
 from zmqdist import errors
+from zmqdist.conditions import Condition
 from zmqdist.limits import INVITED_ORPHAN_LIMIT_S
 from zmqdist.rpc import StatusOrResult, ZmqClient, internal_client
 from zmqdist.scheduling.coordinator import metrics
@@ -77,7 +78,7 @@ class WorkerRecruiter:
         self._dispatcher = dispatcher.address
         self._credentials = credentials
         self._slots = slots
-        self._changed = threading.Condition()
+        self._changed = Condition()
         # The event is not part of `_changed`, because a client's thread sets it and must not wait
         # for the lock of `_changed`.
         self._wake = wake or threading.Event()

@@ -31,6 +31,7 @@ waits or computes in NumPy.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import deque
@@ -39,6 +40,7 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from zmqdist import clock as time
+from zmqdist.conditions import Condition
 from zmqdist.data.constants import AUTOTUNE
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import (
@@ -111,6 +113,12 @@ class ReadAheadLimit:
         self.low = size - max(1, size // 4)
 
 
+def _join(thread: threading.Thread) -> None:
+    # A thread whose start Ctrl-C has interrupted cannot be joined. If it runs, it ends by itself.
+    with contextlib.suppress(RuntimeError):
+        thread.join()
+
+
 class ReadAhead:
     """Takes the place of a node, and reads that node in a thread: `least` elements ahead, or up to
     `most` elements if they are computed quickly.
@@ -129,7 +137,7 @@ class ReadAhead:
         node: OperatorNode,
         least: int,
         most: int = 0,
-        changed: threading.Condition | None = None,
+        changed: Condition | None = None,
     ) -> None:
         """Prepare to read `node`. The thread is not started yet.
 
@@ -140,7 +148,7 @@ class ReadAhead:
         self._node = node
         self._limit = ReadAheadLimit(least, most)
         self._buffer: deque[Any] = deque()
-        self.changed = changed or threading.Condition()
+        self.changed = changed or Condition()
         self._run_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._pid = 0
@@ -267,7 +275,7 @@ class ReadAhead:
         # Do not join the current thread: a finalizer that closes the iterator may run in the
         # reading thread itself.
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            _join(thread)
 
     def abandon(self) -> None:
         """Interrupt a blocking call of the node, as `OperatorNode.abandon` does."""
@@ -415,10 +423,10 @@ class MapThreads:
         self._size, self._function = size, function
         self._todo: deque[MapCall] = deque()
         self._threads: list[threading.Thread] = []
-        self._work = threading.Condition()
+        self._work = Condition()
         self._idle = 0
         self._stop = False
-        self._call_finished = threading.Condition()
+        self._call_finished = Condition()
         self._awaited: Any = None
 
     def add(self, call: MapCall) -> None:
@@ -469,7 +477,7 @@ class MapThreads:
             # Do not join the current thread: a finalizer that closes the iterator may run in one of
             # these threads.
             if thread is not threading.current_thread():
-                thread.join()
+                _join(thread)
 
     def _run(self) -> None:
         todo, function = self._todo, self._function
@@ -561,9 +569,9 @@ class ParallelNode(OperatorNode):
 
     def close(self) -> None:
         super().close()
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.close()
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
     def state(self) -> dict[str, Any]:
         pending = save_elements([call.x for call in self.pending])

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import partial
 from typing import Any, ClassVar
 
 from zmqdist import nest
+from zmqdist.conditions import Condition
 from zmqdist.data.constants import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import (
@@ -245,8 +245,8 @@ class InterleaveNode(NumberedNode):
             )
             context.interrupts.close_blocks = True
         self.ordered = in_order(self.op.deterministic, context)
-        self.changed = None if self.ordered else threading.Condition()
-        self.abandoned = threading.Event()
+        self.changed = None if self.ordered else Condition()
+        self.abandoned = False
 
     def run(self) -> Iterator[Any]:
         slots, block = self.slots, self.op.block_length
@@ -308,17 +308,17 @@ class InterleaveNode(NumberedNode):
         """Open the dataset of the next input element in slot `number`. Return False if the input
         has no more elements, or if another thread is closing the iterator.
         """
-        if self.at_end or self.abandoned.is_set():
+        if self.at_end or self.abandoned:
             return False
         try:
             for x in self.source():
                 self.opened += 1
                 node = self._open_inner(number, x, self.opened)
-                self.slots[number] = (x, node, self.opened)
+                self._set_slot(number, x, node, self.opened)
                 # If another thread is closing the iterator, close the node here, because that
                 # thread has not seen this slot.
-                if self.abandoned.is_set():
-                    node.abandon()
+                if self.abandoned:
+                    node.abandon()  # type: ignore[unreachable]
                     node.close()
                 return True
         except Exception as error:
@@ -355,9 +355,13 @@ class InterleaveNode(NumberedNode):
             node.load_state_dict(state)
         elif node is opening:
             opening.open()
-        if node is not opening:
-            node.begin()
         return node
+
+    def _set_slot(self, number: int, x: Any, node: Any, opened: int) -> None:
+        self.slots[number] = (x, node, opened)
+        # Start the thread last, because Ctrl-C meanwhile must not lose the node, which `close` ends.
+        if isinstance(node, ReadAhead):
+            node.begin()
 
     def _advance(self) -> None:
         self.turn, self.block_position = (self.turn + 1) % len(self.slots), 0
@@ -366,7 +370,7 @@ class InterleaveNode(NumberedNode):
         return [slot[1] for slot in list(self.slots) if slot is not None and slot[1] is not None]
 
     def abandon(self) -> None:
-        self.abandoned.set()
+        self.abandoned = True
         super().abandon()
 
     def close(self) -> None:
@@ -401,7 +405,7 @@ class InterleaveNode(NumberedNode):
                     if type(x) is BufferedError
                     else self._open_inner(number, x, opened, inner_state)
                 )
-                self.slots[number] = (x, node, opened)
+                self._set_slot(number, x, node, opened)
 
 
 def default_cycle_length(parallel: int | None) -> int:

@@ -666,12 +666,15 @@ class ClusterCoordinator:
         """
         until, timeout = deadline(timeout), seconds(timeout)
         runtime = self._runtime
-        schedule_lock = runtime.schedule_lock
-        if not schedule_lock.acquire(timeout=-1 if timeout is None else timeout):
-            raise errors.DeadlineExceededError(
-                f"waited {timeout:g} s for the join() or schedule() of another thread"
-            )
+        acquire = runtime.schedule_lock.acquire
+        acquired: list[bool] = []
         try:
+            # one call in C, between whose parts no Ctrl-C comes
+            acquired.extend(map(acquire, [True], [-1 if timeout is None else timeout]))
+            if not acquired[0]:
+                raise errors.DeadlineExceededError(
+                    f"waited {timeout:g} s for the join() or schedule() of another thread"
+                )
             with runtime.lock:
                 self._runtime.check_open()
                 self._wait_until(self._has_ended, until, timeout)
@@ -679,7 +682,8 @@ class ClusterCoordinator:
             if failed:
                 self._end_round(until, timeout)
         finally:
-            schedule_lock.release()
+            if acquired == [True]:
+                runtime.schedule_lock.release()
 
     def done(self, timeout: float | None = None) -> bool:
         """Return whether all scheduled functions have ended. If `timeout` is given, wait until they

@@ -22,6 +22,7 @@ import contextlib
 import itertools
 import logging
 import os
+import queue
 import threading
 import weakref
 from collections import deque
@@ -34,6 +35,7 @@ from zmqdist import errors
 from zmqdist.background import logged
 from zmqdist.callbacks import Callbacks, check_callback
 from zmqdist.clock import deadline, left, seconds
+from zmqdist.conditions import Condition
 from zmqdist.field_types import checked, converted, safe_repr
 from zmqdist.messages import CANCELLED, ERROR
 from zmqdist.scheduling.coordinator import program_end
@@ -77,12 +79,12 @@ class ClusterExecutor(futures.Executor):
         if max_workers is not None and max_workers < 1:
             raise ValueError(f"max_workers must be greater than 0, and is {max_workers}")
         self._initializer, self._initargs = initializer, tuple(initargs)
-        self._idle = threading.Condition(threading.Lock())
+        self._idle = Condition()
         self._futures: dict[int, _Future[Any]] = {}
         """The unsettled Futures by work number."""
         self._begun_early: set[int] = set()
         """Work items that a worker began before they were put into `_futures`."""
-        self._submitting = 0
+        self._submitting: set[_Future[Any]] = set()
         self._shut = False
         self._broken: Callable[[], BaseException] | None = None
         executor_ref = weakref.ref(self)
@@ -113,11 +115,11 @@ class ClusterExecutor(futures.Executor):
             `cluster_lost_limit_s`.
           TypeError, ValueError: `ClusterCoordinator.schedule` raises them.
         """
-        with self._idle:
-            self._check_open()
-            self._submitting += 1
         future: _Future[T] = _Future(self._coordinator.callbacks)
         try:
+            with self._idle:
+                self._check_open()
+                self._submitting.add(future)
             self._prepare()
             value = self._coordinator.schedule(fn, args, kwargs)
         except trusted.NotPicklableError as error:
@@ -127,8 +129,8 @@ class ClusterExecutor(futures.Executor):
             self._register(future, value)
             return future
         finally:
+            self._submitting.discard(future)  # first, because Ctrl-C may come after any call
             with self._idle:
-                self._submitting -= 1
                 self._idle.notify_all()
 
     def map(
@@ -490,6 +492,7 @@ class _Future(futures.Future[T]):
 
     def __init__(self, callbacks: Callbacks) -> None:
         super().__init__()
+        self._condition = Condition()
         self._thread = callbacks
         self.value: RemoteValue | None = None
         self._replies: list[_CancelReply] = []
@@ -582,17 +585,19 @@ class _Future(futures.Future[T]):
         had begun the function."""
         if reply is None:
             return
-        reply.wait()
+        reply.get()
         if reply.value is not None and outcome_of(reply.value)[0] == CANCELLED:
             self.end_as_cancelled()
 
 
-class _CancelReply(threading.Event):
-    """The pending reply to a request to cancel a function. The event is set once the function has
-    begun or ended."""
+class _CancelReply(queue.SimpleQueue[None]):
+    """The pending reply to a request to cancel a function. It has an item once the function has
+    begun or ended. An Event would have a lock that Ctrl-C may leave held (conditions.py)."""
 
     value: RemoteValue | None = None
-    release = threading.Event.set
+
+    def release(self) -> None:
+        self.put(None)
 
 
 def _cancel_all(pending: Iterable[Any]) -> None:

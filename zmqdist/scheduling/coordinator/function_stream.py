@@ -13,13 +13,14 @@ Promises
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 from weakref import WeakValueDictionary, ref
 
 from zmqdist import errors
+from zmqdist.conditions import Condition
+from zmqdist.rpc.payload import pack_result
 from zmqdist.rpc.service import PendingCall, RpcService
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, release_at_end
 from zmqdist.scheduling.shared import stream_source
@@ -36,6 +37,9 @@ LOST: Final = (
 )
 """The end of a stream whose values cannot be continued."""
 
+_NONE: Final = pack_result([None], lends=False)
+"""A packed reply. `PendingCall.reply` would make an error reply of a Ctrl-C while it packs."""
+
 
 class Arrivals:
     """The values of one stream that have arrived. The loop adds them, and one thread takes them.
@@ -51,7 +55,7 @@ class Arrivals:
         self.closed = False
         self.refusal = ""
         """Why all calls are refused; "" while they are not."""
-        self.changed = threading.Condition()
+        self.changed = Condition()
         self._restarts = restarts
         self._values: dict[int, list[Any]] = {}
         self._puts: dict[int, PendingCall] = {}
@@ -79,7 +83,7 @@ class Arrivals:
             parts = self._values.pop(self._taken)
             self._taken += 1
         if put is not None:
-            put.reply(None)
+            put.reply_packed(*_NONE)
         return parts
 
     def refuse(self, reason: str) -> None:

@@ -20,6 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 from zmqdist import clock, errors, nest
 from zmqdist.callbacks import Callbacks, NotAFuture, check_callback
 from zmqdist.clock import deadline, left, seconds
+from zmqdist.conditions import Condition
 from zmqdist.messages import CANCELLED, KEPT, VALUE
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.coordinator_events import (
@@ -87,7 +88,7 @@ class ValueOwner(Protocol):
     closed: bool
     packing: Packing
     target: Target
-    lock: threading.Lock
+    lock: Condition
     failures: Failures
     callbacks: Callbacks
     settling: Callbacks

@@ -25,6 +25,7 @@ from typing import Any
 
 from zmqdist import clock as time
 from zmqdist import errors, limits
+from zmqdist.conditions import Condition
 from zmqdist.scheduling.shared import remote_results
 from zmqdist.scheduling.shared.references import Held, Reference, decode_reference
 from zmqdist.scheduling.shared.store import STALLED_S, Fetcher
@@ -85,7 +86,7 @@ class ResultFetcher:
         self._fetched = fetched
         self._failed = failed
         self._safe_only = safe_only
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._jobs: list[tuple[float, int, _Job]] = []
         """A heap of jobs, ordered by the time at which each job is due."""
         self._numbers = itertools.count()

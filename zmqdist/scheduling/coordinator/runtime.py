@@ -33,6 +33,7 @@ from weakref import WeakSet
 from zmqdist import clock, errors, platforms
 from zmqdist.addresses import join_address
 from zmqdist.callbacks import Callbacks
+from zmqdist.conditions import Condition
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.limits import ATTEMPTS_MAX, FACTS_S, INLINE_BYTES_MAX
 from zmqdist.messages import (
@@ -178,9 +179,9 @@ def _forked() -> None:
     """
     for runtime in opened:
         runtime.queue.room = 0
-        runtime.schedule_lock, runtime.lock = threading.Lock(), threading.Lock()
+        runtime.schedule_lock = threading.Lock()
         runtime.packing.unpacking = threading.RLock()
-        runtime.changed = threading.Condition(runtime.lock)
+        runtime.lock = runtime.changed = Condition()
 
 
 platforms.register_at_fork(after_in_child=_forked)
@@ -255,9 +256,9 @@ class CoordinatorRuntime:
 
     Attributes (guarded by `lock`):
       target: the dispatcher: address, credentials and the form in which the program accepts results.
-      lock, changed: held for microseconds only. `changed` is notified when a waiting thread may
-        continue, because all work is resolved, work has failed, detached work or a round has ended,
-        workers have changed, or the queue may have room while threads wait for that.
+      lock, changed: one Condition, held for microseconds only. It is notified when a waiting thread
+        may continue, because all work is resolved, work has failed, detached work or a round has
+        ended, workers have changed, or the queue may have room while threads wait for that.
       schedule_lock: admits one `schedule` or `join` at a time.
       packing, progress, listeners: see these classes.
       refusal: makes the error with which the dispatcher has refused this coordinator for good; None
@@ -286,8 +287,8 @@ class CoordinatorRuntime:
         parent: int = 0,
     ) -> None:
         self.target, self.packing = target, Packing(target.form.mark, Packing(target.form.mark))
-        self.schedule_lock, self.lock = threading.Lock(), threading.Lock()
-        self.changed = threading.Condition(self.lock)
+        self.schedule_lock = threading.Lock()
+        self.lock = self.changed = Condition()
         self.progress, self.listeners = Progress(), Listeners()
         self.failures = Failures(reported=rounds)
         self.closed = False

@@ -27,6 +27,7 @@ from typing import Any
 
 from zmqdist.clock import duration, seconds
 from zmqdist.cluster.environment import TF_CONFIG_ENV, variable
+from zmqdist.conditions import Condition
 from zmqdist.errors import describe_exit
 from zmqdist.field_types import checked
 from zmqdist.testing.runner.barrier import TASK_CODEC, Barrier, Task, named, set_barrier
@@ -130,7 +131,7 @@ class MultiProcessRunner:
             on_outcome=self._reported,
             on_exit=self._exited,
         )
-        self._changed = threading.Condition(threading.RLock())
+        self._changed = Condition()
         self._processes: dict[Task, TaskProcess] = {}  # the last process of each task
         self._running: set[TaskProcess] = set()
         self._works: dict[Task, tuple[PoolWork, Any]] = {}

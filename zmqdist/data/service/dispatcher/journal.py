@@ -40,6 +40,7 @@ from contextlib import closing, suppress
 from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import quote
 
+from zmqdist.conditions import Condition
 from zmqdist.data.service.dispatcher.store import synchronise
 from zmqdist.errors import (
     DataLossError,
@@ -110,7 +111,7 @@ class Journal:
         self._folder = os.path.abspath(folder)
         self.path = os.path.join(self._folder, "journal.sqlite")
         self._waiting: list[_Waiting] = []
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._closing = False
         self._lock = _take_lock(self._folder)
         try:

@@ -46,6 +46,7 @@ import msgspec
 
 from zmqdist import clock as time
 from zmqdist import platforms
+from zmqdist.conditions import Condition
 from zmqdist.data.interfaces import Memory
 from zmqdist.data.iterators import CloseInterrupts
 from zmqdist.data.ops.background import FORKED
@@ -233,7 +234,7 @@ class ServiceReader:
         self._open_cancelled = threading.Event()
         """When this event is set, the thread that opens the iteration stops waiting for the
         dispatcher."""
-        self._ready = threading.Condition()
+        self._ready = Condition()
         self._queue: deque[Any] = deque()
         self._over = False
         self._error: OpError | None = None
@@ -492,7 +493,7 @@ class ServiceReader:
         """
         # Create new objects, because a thread of the parent may have held the locks of the old
         # objects at the fork.
-        self._stop_event, self._ready = threading.Event(), threading.Condition()
+        self._stop_event, self._ready = threading.Event(), Condition()
         self._stop_event.set()
         self._elements_in_use.clear()
         self._queue.clear()
