@@ -1,4 +1,4 @@
-"""Ctrl-C at each point of an operation at which Python can raise KeyboardInterrupt."""
+"""Ctrl-C at each call of an operation, after which Python can raise KeyboardInterrupt."""
 
 from __future__ import annotations
 

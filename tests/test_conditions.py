@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import os
+import signal
 import threading
 from collections.abc import Callable
+from sys import _current_frames
 
 import pytest
 
 from tests.house.test_rooms import modules
 from tests.interrupts import interrupted_runs
-from zmqdist.conditions import Condition
+from tests.scheduling.work import until
+from zmqdist.conditions import Condition, Signals
 
 
 def enters(condition: Condition) -> None:
@@ -50,7 +55,69 @@ def test_interrupt_leaves_condition_free(use: Callable[[Condition], None]) -> No
 
 
 def test_modules_have_no_condition_of_python() -> None:
-    assert not [path for path in modules() if "threading.Condition()" in path.read_text()]
+    uses = [path.stem for path in modules() if "threading.Condition(" in path.read_text()]
+    assert uses == []
+
+
+def test_wait_is_interrupted_while_it_takes_the_lock() -> None:
+    condition, main = Condition(), threading.main_thread().ident
+    assert main is not None
+
+    def stands_at(line: int) -> Callable[[], bool]:
+        def stands() -> bool:
+            frame = _current_frames()[main]
+            return frame.f_code is Condition.wait.__code__ and frame.f_lineno == line
+
+        return stands
+
+    first, again = (
+        line + Condition.wait.__code__.co_firstlineno
+        for line, text in enumerate(inspect.getsource(Condition.wait).splitlines())
+        if text.strip() == "self.acquire()"
+    )
+
+    def interrupt() -> None:
+        with condition:
+            condition.notify_all()
+            until(stands_at(first))
+            os.kill(os.getpid(), signal.SIGINT)
+            until(stands_at(again))
+
+    thread = threading.Thread(target=interrupt)
+    with condition:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            condition.wait()
+    thread.join()
+    assert is_free(condition)
+
+
+def test_wait_that_has_ended_takes_no_notification() -> None:
+    condition, woken = Condition(), Signals()
+    waits(condition)
+
+    def wait() -> None:
+        with condition:
+            ready.release()
+            condition.wait()
+        woken.release()
+
+    ready = Signals()
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert ready.acquire(30)
+    with condition:
+        condition.notify()
+    assert woken.acquire(30)
+    thread.join()
+
+
+def test_interrupted_signals_stay_usable() -> None:
+    signals = Signals()
+    for point in interrupted_runs(lambda: signals.acquire(0.001)):
+        signals.release()
+        assert signals.acquire(0), point
+        assert not signals.acquire(0), point
 
 
 def test_wait_is_interrupted_while_lock_is_taken() -> None:

@@ -19,6 +19,8 @@ from _thread import get_ident
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from zmqdist.conditions import Signals
+
 log = logging.getLogger("zmqdist")
 
 Call: TypeAlias = "tuple[Callable[[Any], object], Any]"
@@ -85,9 +87,9 @@ class Callbacks:
         otherwise wait for each other.
         """
         if self._queue is not None and get_ident() not in _threads:
-            called = threading.Event()
-            self.put(lambda _: called.set(), None)
-            called.wait()
+            called = Signals()
+            self.put(lambda _: called.release(), None)
+            called.acquire()
 
     def close(self) -> None:
         """End the thread once it has run all queued callbacks. A later `put` starts a new thread

@@ -1,14 +1,15 @@
-"""Condition variables whose lock an interrupt by Ctrl-C cannot leave held.
+"""Condition variables and semaphores whose lock an interrupt by Ctrl-C cannot leave held.
 
-`with condition:` of the standard library calls functions written in Python. If Ctrl-C arrives in
-one of them, KeyboardInterrupt is raised while the lock is held, nothing releases the lock, and all
-threads that need it wait for ever. Here the lock's own functions are called, which are written in C
-and which no signal interrupts.
+The standard library enters the lock of its Condition, Event and Semaphore by functions written in
+Python. If Ctrl-C arrives in one of them, KeyboardInterrupt is raised while the lock is held, nothing
+releases the lock, and all threads that need it wait for ever. Here the lock is entered and left in
+C, with KeyboardInterrupt only before it is taken or after it is free.
 """
 
 from __future__ import annotations
 
 import _thread
+import queue
 import threading
 from collections import deque
 
@@ -44,6 +45,27 @@ class Condition(_thread.RLock, threading.Condition):  # type: ignore[misc]  # fi
                 if not self._is_owned():  # type: ignore[attr-defined]
                     self.acquire()
                 raise
-            if not notified and waiter in self._waiters:
+            if waiter in self._waiters:  # not notified, or Ctrl-C has interrupted `notify`
                 self._waiters.remove(waiter)
         return notified
+
+
+class Signals(queue.SimpleQueue[None]):
+    """A semaphore that begins with 0.
+
+    >>> signals = Signals()
+    >>> signals.release()
+    >>> signals.acquire(), signals.acquire(timeout=0.1)
+    (True, False)
+    """
+
+    def release(self) -> None:
+        self.put(None)
+
+    def acquire(self, timeout: float | None = None) -> bool:
+        """Wait for a `release`. Return False if `timeout` seconds have passed."""
+        try:
+            self.get(timeout=None if timeout is None else max(0.0, timeout))
+        except queue.Empty:
+            return False
+        return True

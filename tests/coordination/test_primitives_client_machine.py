@@ -3,11 +3,13 @@ of outcomes."""
 
 from __future__ import annotations
 
+import contextlib
 from math import inf
 from typing import Any
 
 import pytest
 
+from tests.interrupts import interrupted_runs
 from zmqdist.coordination.primitives_client_machine import (
     RENEWALS,
     TRANSITIONS,
@@ -232,6 +234,53 @@ def test_closed_request_is_withdrawn() -> None:
     assert process.go(renewal) == ("renew", 101, 77, [], [1])
     process.go(renewal, [None])
     assert not process.machine.is_needed
+
+
+def test_interrupted_request_has_no_place() -> None:
+    made: list[tuple[Process, Operation[Any]]] = []
+
+    def grant() -> None:
+        with contextlib.suppress(StopIteration):
+            made[-1][1].send(9)
+
+    def fresh() -> None:
+        process = Process()
+        operation = process.request("acquire", LOCK)
+        process.go(operation)
+        process.go(operation, process.opened())
+        made.append((process, operation))
+
+    fresh()
+    for point in interrupted_runs(grant):
+        process, operation = made[-1]
+        operation.close()
+        renewal = process.machine.renew()
+        has_place = process.machine.hold(LOCK, 0.0) is not None
+        assert process.go(renewal)[4] == ([] if has_place else [1]), point
+        made.append((process, renewal))  # an operation that is not closed must not be collected
+        fresh()
+    assert point > 1
+
+
+def test_interrupted_release_is_withdrawn() -> None:
+    made: list[tuple[Process, Operation[Any]]] = []
+
+    def fresh() -> None:
+        process = Process().acquired()
+        made.append((process, process.machine.release(LOCK)))
+
+    fresh()
+    for point in interrupted_runs(lambda: made[-1][1].send(None)):
+        process, operation = made[-1]
+        operation.close()
+        again = process.machine.release(LOCK)
+        if process.machine.hold(LOCK, 0.0) is None:
+            assert process.go(again) is False, point
+            again = process.machine.renew()
+        assert process.go(again)[4] == [1], point
+        made.append((process, again))
+        fresh()
+    assert point > 3
 
 
 def test_state_of_queue_is_lost_with_dispatcher() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 COORDINATOR = ROOT / "zmqdist/scheduling/coordinator"
 
-CODE_LINES_MAX = 61_450
+CODE_LINES_MAX = 61_470
 """The bound of the code lines of zmqdist/ and cli/. A change that must exceed it raises it by the
 lines that it was allowed."""
 COORDINATOR_LINES_MAX = 5_850

@@ -157,6 +157,7 @@ class PrimitivesClient:
                     self._holds.setdefault(key, []).append(Hold(number, key, size or 1, outcome))
                     return outcome, keeper
         except (GeneratorExit, KeyboardInterrupt):  # the program waits no more
+            self._forget(key, number)
             self._withdraw(number)
             raise
         finally:
@@ -178,14 +179,17 @@ class PrimitivesClient:
                 f"contact with the dispatcher at {self._address} for a lease: another process may "
                 f"have it since"
             )
-        hold = self._holds[key].pop()
-        if not self._holds[key]:
-            del self._holds[key]
-        client = self._client
-        self._withdraw(hold.number)
-        # a later client of this process does not name this place
-        while client and self._client == client and hold.number in self._withdrawn:
-            yield from self._contact(inf)
+        client, number = self._client, self._holds[key][-1].number
+        try:
+            self._forget(key, number)
+            self._withdraw(number)
+            # a later client of this process does not name this place
+            while client and self._client == client and number in self._withdrawn:
+                yield from self._contact(inf)
+        except KeyboardInterrupt:
+            self._forget(key, number)
+            self._withdraw(number)
+            raise
         return True
 
     def renew(self) -> Operation[float]:
@@ -301,6 +305,11 @@ class PrimitivesClient:
         if self._client == client:
             self._lease_end = max(self._lease_end, sent_at + self._lease_s)
         return value
+
+    def _forget(self, key: Key, number: int) -> None:
+        holds = [hold for hold in self._holds.pop(key, ()) if hold.number != number]
+        if holds:
+            self._holds[key] = holds
 
     def _withdraw(self, number: int) -> None:
         self._withdrawn.add(number)

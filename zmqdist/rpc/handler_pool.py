@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable
 from queue import SimpleQueue
 from typing import Any, Final, TypeAlias
 
+from zmqdist.conditions import Condition
 from zmqdist.limits import CLIENT_PULLED_BYTES_MAX, CLIENT_UNASKED_BYTES_MAX
 from zmqdist.rpc.admission_machine import FairAdmission
 from zmqdist.transport.memory_limits import usable_bytes
@@ -52,9 +53,7 @@ class HandlerPool:
         self._name = name
         self._threads_max = threads_max
         self._on_room = on_room
-        # entering the Condition instead of this lock would take several times as long
-        self._lock = threading.RLock()
-        self._quiet = threading.Condition(self._lock)
+        self._lock = self._quiet = Condition()
         share = usable_bytes() // SHARE
         self._admission = FairAdmission(
             share, share, min(share, CLIENT_PULLED_BYTES_MAX), min(share, CLIENT_UNASKED_BYTES_MAX)

@@ -12,6 +12,7 @@ import zmqdist as zd
 from tests.interrupts import interrupted_runs
 from tests.scheduling.work import until
 from zmqdist.data import Dataset
+from zmqdist.data.iterators import DatasetIterator
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -64,6 +65,9 @@ class Program:
     def stream(self) -> None:
         list(self.coordinator.stream(count_to, 3))
 
+    def wait(self) -> None:
+        self.coordinator.wait([self.coordinator.submit(abs, -1)])
+
     def call_actor(self) -> None:
         self.counter.add().result()
 
@@ -111,3 +115,17 @@ def test_interrupted_iteration_leaves_no_thread(name: str) -> None:
         assert len(list(dataset)) == count, point
     assert point > 50
     until(lambda: threading.active_count() <= before, "no thread is left")
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_interrupted_iterator_goes_on(name: str) -> None:
+    iterators: list[DatasetIterator] = []
+
+    def read_all() -> None:
+        iterators.append(iter(DATASETS[name]()))
+        list(iterators[-1])
+
+    for _ in interrupted_runs(read_all):
+        while iterators:
+            with iterators.pop() as iterator:
+                list(iterator)  # what Ctrl-C has left

@@ -191,6 +191,7 @@ class ReadAhead:
             while not any(reader.ready() for reader in candidates):
                 for reader in candidates:
                     reader.wake_requested = True
+                candidates[0].changed.notify_all()  # as in `_wait`
                 if not any(reader.ready() for reader in candidates):
                     candidates[0].changed.wait()
 
@@ -210,6 +211,7 @@ class ReadAhead:
         with self.changed:
             while not (self._buffer or self._at_end or self._stop):
                 self.wake_requested = True
+                self.changed.notify_all()  # Ctrl-C may have come before the `_wake` of `stream`
                 if not (self._buffer or self._at_end):
                     self.changed.wait()
         return bool(self._buffer)
@@ -238,7 +240,11 @@ class ReadAhead:
             self._thread = threading.Thread(
                 target=self._read, name="zmqdist-data-ahead", daemon=True
             )
-            self._thread.start()
+            try:
+                self._thread.start()
+            except BaseException:  # Ctrl-C: the next read starts another thread
+                self._stop, self._thread = True, None
+                raise
 
     def _read(self) -> None:
         while not (self._stop or self._at_end):
@@ -457,6 +463,8 @@ class MapThreads:
                             return call
                         if ordered:
                             break
+                    if self._stop:
+                        raise CancelledError("the iterator was closed")
                     self._call_finished.wait()
             finally:
                 self._awaited = None
@@ -473,6 +481,8 @@ class MapThreads:
         with self._work:
             self._stop = True
             self._work.notify_all()
+        with self._call_finished:
+            self._call_finished.notify_all()
         for thread in self._threads:
             # Do not join the current thread: a finalizer that closes the iterator may run in one of
             # these threads.
@@ -559,13 +569,14 @@ class ParallelNode(OperatorNode):
 
     def _add(self, x: Any) -> None:
         call = MapCall(x)
-        self.pending.append(call)
         if type(x) is BufferedError:
             call.y, call.finished = x, True  # the input failed, so the function is not called
-            return
-        if self._pool is None:
-            self._pool = MapThreads(self.threads, self.function())
-        self._pool.add(call)
+        else:
+            if self._pool is None:
+                self._pool = MapThreads(self.threads, self.function())
+            self._pool.add(call)
+        # last, because `run` would wait for ever for a call that Ctrl-C has kept from the pool
+        self.pending.append(call)
 
     def close(self) -> None:
         super().close()

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from zmqdist import errors
 from zmqdist.clock import deadline, seconds
+from zmqdist.conditions import Signals
 from zmqdist.field_types import did_you_mean
 from zmqdist.html_repr import HtmlRows, html_repr
 from zmqdist.messages import ActorFound, ActorSpec
@@ -276,7 +277,7 @@ class Actors:
         self.runtime, self.alive, self.restore = runtime, alive, restore
         self.works = works
         self._requests = itertools.count(1)
-        self._searches: dict[int, tuple[threading.Event, list[ActorFound]]] = {}
+        self._searches: dict[int, tuple[Signals, list[ActorFound]]] = {}
         self._held: weakref.WeakValueDictionary[int, _Held] = weakref.WeakValueDictionary()
         self._called: weakref.WeakValueDictionary[int, CalledActor] = weakref.WeakValueDictionary()
         """Each actor has one record, also if a handle comes while calls of dropped handles run."""
@@ -399,13 +400,13 @@ class Actors:
     def find(self, name: str, timeout: float | None) -> ActorHandle:
         """Return a handle of the actor of this name, as `ClusterCoordinator.get_actor` says."""
         timeout = FIND_S if timeout is None else timeout
-        request, answered = next(self._requests), threading.Event()
+        request, answered = next(self._requests), Signals()
         answers: list[ActorFound] = []
         self._searches[request] = answered, answers
         self.runtime.check_open()
         self.runtime.post_event(ActorSought(request, name))
         try:
-            if not answered.wait(timeout):
+            if not answered.acquire(timeout):
                 raise errors.DeadlineExceededError(
                     f"the dispatcher at {self.runtime.target.address} has not said after "
                     f"{timeout:g} s whether there is an actor named {name}"
@@ -423,7 +424,7 @@ class Actors:
         if answer.request in self._searches:
             answered, answers = self._searches[answer.request]
             answers.append(answer)
-            answered.set()
+            answered.release()
 
     def kill(self, handle: ActorHandle, reason: str = "it was killed by its program") -> None:
         if handle._held.actors is not self:

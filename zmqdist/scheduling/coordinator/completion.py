@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from zmqdist import errors
 from zmqdist.clock import deadline, left, seconds
+from zmqdist.conditions import Signals
 from zmqdist.scheduling.coordinator.options import whole
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, forget_waiter, release_at_end
 from zmqdist.scheduling.shared import own_cluster
@@ -110,7 +111,7 @@ def wait_for(
     pending = [value for value in values if not value.done()]
     missing = enough - (len(values) - len(pending))
     if missing > 0:
-        end_signals = threading.Semaphore(0)
+        end_signals = Signals()
         try:
             for value in pending:
                 release_at_end(value, end_signals)

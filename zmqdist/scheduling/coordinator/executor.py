@@ -22,7 +22,6 @@ import contextlib
 import itertools
 import logging
 import os
-import queue
 import threading
 import weakref
 from collections import deque
@@ -35,7 +34,7 @@ from zmqdist import errors
 from zmqdist.background import logged
 from zmqdist.callbacks import Callbacks, check_callback
 from zmqdist.clock import deadline, left, seconds
-from zmqdist.conditions import Condition
+from zmqdist.conditions import Condition, Signals
 from zmqdist.field_types import checked, converted, safe_repr
 from zmqdist.messages import CANCELLED, ERROR
 from zmqdist.scheduling.coordinator import program_end
@@ -585,19 +584,16 @@ class _Future(futures.Future[T]):
         had begun the function."""
         if reply is None:
             return
-        reply.get()
+        reply.acquire()
         if reply.value is not None and outcome_of(reply.value)[0] == CANCELLED:
             self.end_as_cancelled()
 
 
-class _CancelReply(queue.SimpleQueue[None]):
-    """The pending reply to a request to cancel a function. It has an item once the function has
-    begun or ended. An Event would have a lock that Ctrl-C may leave held (conditions.py)."""
+class _CancelReply(Signals):
+    """The pending reply to a request to cancel a function, released once the function has begun or
+    ended."""
 
     value: RemoteValue | None = None
-
-    def release(self) -> None:
-        self.put(None)
 
 
 def _cancel_all(pending: Iterable[Any]) -> None:

@@ -79,9 +79,10 @@ class Arrivals:
                 if self.closed or ended():
                     return None
                 self.changed.wait()
-            put = self._puts.pop(self._taken, None)
-            parts = self._values.pop(self._taken)
-            self._taken += 1
+            taken = self._taken
+            self._taken += 1  # before the value goes, because Ctrl-C may come after it
+            put = self._puts.pop(taken, None)
+            parts = self._values.pop(taken)
         if put is not None:
             put.reply_packed(*_NONE)
         return parts

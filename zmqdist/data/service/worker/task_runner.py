@@ -16,6 +16,7 @@ from math import inf
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from zmqdist import clock as time
+from zmqdist.conditions import Condition
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.compression import compress_batch
 from zmqdist.data.service.elements import weigh
@@ -142,8 +143,7 @@ class PipelineRunner(Runner):
         self._has_logged = False
         self._room_waits, self._element_waits = Waits(), Waits()
         """How long the thread has waited for room, and readers for elements."""
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._lock = self._changed = Condition()
         """Notified when the thread may have something to compute."""
         self._thread = threading.Thread(target=self._run, name=f"zmqdist-task-{name}", daemon=True)
 
