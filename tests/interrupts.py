@@ -21,7 +21,8 @@ def interrupted_runs(operation: Callable[[], object]) -> Iterator[int]:
         def interrupt(frame: FrameType, event: str, arg: Any) -> None:
             if (
                 event in ("call", "c_return")
-                and not _is_gap_of_python(frame, arg)
+                and not _resumes_past_handlers(frame, event)
+                and not _is_gap_of_python(frame)
                 and next(points) == point  # noqa: B023
             ):
                 signal.raise_signal(signal.SIGINT)
@@ -38,15 +39,20 @@ def interrupted_runs(operation: Callable[[], object]) -> Iterator[int]:
             return
 
 
-def _is_gap_of_python(frame: FrameType | None, arg: Any) -> bool:
+def _resumes_past_handlers(frame: FrameType, event: str) -> bool:
+    """Return whether an error here would end a generator of Python 3.10 without its except clauses,
+    as a real interrupt never does."""
+    return sys.version_info < (3, 11) and event == "call" and frame.f_lasti >= 0
+
+
+def _is_gap_of_python(frame: FrameType | None) -> bool:
     """Return whether an interrupt here, while a thread starts another one, would leave a lock of
     Python's own Condition held or released, or the other thread in its list without ever starting
-    it."""
+    it. From Python 3.13 on, which reports other calls, this is said of the whole start."""
     starts = threading.Thread.start.__code__
     name = None if frame is None else frame.f_code.co_name
-    if frame is not None and frame.f_code is starts:
-        return getattr(arg, "__name__", "") == "__exit__"
-    if name not in ("__enter__", "__exit__", "_release_save", "_acquire_restore"):
+    gaps = ("start", "__enter__", "__exit__", "_release_save", "_acquire_restore")
+    if name not in gaps and sys.version_info < (3, 13):
         return False
     while frame is not None and frame.f_code is not starts:
         frame = frame.f_back
