@@ -64,9 +64,14 @@ def test_wait_is_interrupted_while_it_takes_the_lock() -> None:
     assert main is not None
 
     def stands_at(line: int) -> Callable[[], bool]:
+        polls = 0
+
         def stands() -> bool:
+            nonlocal polls
             frame = _current_frames()[main]
-            return frame.f_code is Condition.wait.__code__ and frame.f_lineno == line
+            is_there = frame.f_code is Condition.wait.__code__ and frame.f_lineno == line
+            polls = polls + 1 if is_there else 0
+            return polls == 20  # so that it sleeps: a signal just before would not wake it
 
         return stands
 
@@ -120,7 +125,7 @@ def test_interrupted_signals_stay_usable() -> None:
         assert not signals.acquire(0), point
 
 
-def test_wait_is_interrupted_while_lock_is_taken() -> None:
+def test_interrupts_beside_notifier_leave_condition_free() -> None:
     condition, stops = Condition(), threading.Event()
 
     def notify() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -23,15 +24,6 @@ pytestmark = [
 
 def count_to(limit: int) -> Iterator[int]:
     yield from range(limit)
-
-
-class Counter:
-    def __init__(self) -> None:
-        self.count = 0
-
-    def add(self) -> int:
-        self.count += 1
-        return self.count
 
 
 class Program:
@@ -69,7 +61,7 @@ class Program:
         self.coordinator.wait([self.coordinator.submit(abs, -1)])
 
     def call_actor(self) -> None:
-        self.counter.add().result()
+        self.counter.total().result()
 
     def put(self) -> None:
         self.queue.put(1)
