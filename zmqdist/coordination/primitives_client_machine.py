@@ -146,7 +146,7 @@ class PrimitivesClient:
                             f"{error.message}, so the item may be in queue {key[1]!r}, or not"
                         ) from None
                     # P2: what the request may have got is given back first
-                    self._withdraw(number)
+                    self._withdraw(key, number)
                     continue
                 if outcome is None or verb not in ("get", "acquire"):
                     return outcome, keeper
@@ -157,8 +157,7 @@ class PrimitivesClient:
                     self._holds.setdefault(key, []).append(Hold(number, key, size or 1, outcome))
                     return outcome, keeper
         except (GeneratorExit, KeyboardInterrupt):  # the program waits no more
-            self._forget(key, number)
-            self._withdraw(number)
+            self._withdraw(key, number)
             raise
         finally:
             self._operations -= 1
@@ -181,14 +180,12 @@ class PrimitivesClient:
             )
         client, number = self._client, self._holds[key][-1].number
         try:
-            self._forget(key, number)
-            self._withdraw(number)
+            self._withdraw(key, number)
             # a later client of this process does not name this place
             while client and self._client == client and number in self._withdrawn:
                 yield from self._contact(inf)
         except KeyboardInterrupt:
-            self._forget(key, number)
-            self._withdraw(number)
+            self._withdraw(key, number)
             raise
         return True
 
@@ -306,12 +303,10 @@ class PrimitivesClient:
             self._lease_end = max(self._lease_end, sent_at + self._lease_s)
         return value
 
-    def _forget(self, key: Key, number: int) -> None:
-        holds = [hold for hold in self._holds.pop(key, ()) if hold.number != number]
-        if holds:
+    def _withdraw(self, key: Key, number: int) -> None:
+        """Give up a request, and the place that it may have got."""
+        if holds := [hold for hold in self._holds.pop(key, ()) if hold.number != number]:
             self._holds[key] = holds
-
-    def _withdraw(self, number: int) -> None:
         self._withdrawn.add(number)
         self._is_suspected = True
 

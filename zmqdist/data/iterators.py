@@ -627,6 +627,9 @@ class _IteratorCore:
     error and each load.
 
     It has no reference to the iterator, so that the iterator is freed when its user drops it.
+
+    Attributes:
+      closed, released: whether `close` has begun, and has ended: Ctrl-C may come between.
     """
 
     def __init__(self, node: OperatorNode) -> None:
