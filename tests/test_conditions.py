@@ -14,6 +14,7 @@ import pytest
 from tests.house.test_rooms import modules
 from tests.interrupts import interrupted_runs
 from tests.scheduling.work import until
+from zmqdist.callbacks import Callbacks
 from zmqdist.conditions import Condition, Signals
 
 
@@ -123,6 +124,17 @@ def test_interrupted_signals_stay_usable() -> None:
         signals.release()
         assert signals.acquire(0), point
         assert not signals.acquire(0), point
+
+
+def test_interrupted_wait_for_callbacks_leaves_them_running() -> None:
+    callbacks, called = Callbacks(), Signals()
+    callbacks.start()
+    try:
+        for point in interrupted_runs(callbacks.wait_called):
+            callbacks.put(lambda _: called.release(), None)
+            assert called.acquire(10), point
+    finally:
+        callbacks.close()
 
 
 def test_interrupts_beside_notifier_leave_condition_free() -> None:

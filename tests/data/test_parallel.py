@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import json
 import threading
+import traceback
+from sys import _current_frames
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.scheduling.work import until
 from zmqdist.data import Dataset
 from zmqdist.data.ops.background import AHEAD_MAX, AHEAD_SPLITS_MAX
 from zmqdist.data.splits import open_split
@@ -142,3 +145,30 @@ def test_failed_input_costs_itself_not_batch() -> None:
     )
     assert [type(x) for x in found] == [list, ZeroDivisionError, list]
     assert [x for x in found if isinstance(x, list)] == [[-6, -12], [12, 6]]
+
+
+def test_close_beside_running_call_ends_reader() -> None:
+    begun, may_end, rest = threading.Event(), threading.Event(), list[Any]()
+
+    def wait(x: int) -> int:
+        begun.set()
+        assert may_end.wait(30)
+        return x
+
+    iterator = iter(Dataset.range(100).map(wait, num_parallel_calls=2))
+    reader = threading.Thread(target=lambda: rest.append(list(iterator)), daemon=True)
+    reader.start()
+    assert begun.wait(30)
+    closer = threading.Thread(target=iterator.close)
+    closer.start()
+    until(lambda: "_join" in stack_of(closer))
+    may_end.set()
+    reader.join(20)
+    closer.join(30)
+    assert rest
+    assert rest[0] in ([], [0], [0, 1])
+
+
+def stack_of(thread: threading.Thread) -> list[str]:
+    frame = _current_frames().get(thread.ident or 0)
+    return [call.name for call in traceback.extract_stack(frame)]

@@ -32,7 +32,7 @@ class Program:
     def __init__(self, cluster: zd.local_cluster) -> None:
         self.coordinator = cluster.coordinator()
         self.executor = zd.Executor(cluster)
-        self.counter = self.coordinator.actor(Counter)
+        self.counter = self.coordinator.options(name="counter").actor(Counter)
         self.queue = zd.Queue("jobs", cluster=cluster)
 
     def submit(self) -> None:
@@ -62,6 +62,9 @@ class Program:
 
     def call_actor(self) -> None:
         self.counter.total().result()
+
+    def find_actor(self) -> None:
+        self.coordinator.get_actor("counter")
 
     def put(self) -> None:
         self.queue.put(1)
